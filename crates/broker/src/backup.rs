@@ -34,19 +34,19 @@ pub enum CopyError {
         partition: i32,
     },
     /// A name or number that this broker would not assign.
-    #[error("{what} is nothing that this broker keeps")]
+    #[error("{what} is not valid in a backup")]
     Unknown {
         /// What it is.
         what: String,
     },
     /// The broker's metadata could not be read or written.
-    #[error("the broker's metadata cannot be copied")]
+    #[error("cannot copy the broker's metadata")]
     Meta(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A batch is damaged.
     #[error("a log is damaged")]
     Damaged(#[source] DamagedBatch),
     /// The disk failed.
-    #[error("{path} cannot be copied")]
+    #[error("cannot copy {path}")]
     Disk {
         /// The file or directory.
         path: PathBuf,
@@ -273,7 +273,7 @@ impl LogsRestore {
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), CopyError> {
         let Some((path, file)) = &mut self.segment else {
             return Err(CopyError::Unknown {
-                what: "a piece of no segment".to_owned(),
+                what: "data without a segment".to_owned(),
             });
         };
         file.write_all(bytes).map_err(of(path))

@@ -313,13 +313,13 @@ impl Broker {
             let logs = server.topics.close().inspect_err(|error| {
                 tracing::error!(
                     error = error as &dyn std::error::Error,
-                    "a log was not closed"
+                    "could not close a log"
                 );
             });
             let meta = server.meta.sync().inspect_err(|error| {
                 tracing::error!(
                     error = error as &dyn std::error::Error,
-                    "metadata was not synced"
+                    "could not sync metadata"
                 );
             });
             drop(server);
@@ -450,7 +450,7 @@ async fn accept(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
+                tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
@@ -472,7 +472,7 @@ async fn accept(
 
 async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: &Place) {
     let prepared = stream.set_nodelay(true).and_then(|()| stream.local_addr());
-    let Ok(local) = prepared.inspect_err(|error| tracing::debug!(%peer, %error, "gone at once"))
+    let Ok(local) = prepared.inspect_err(|error| tracing::debug!(%peer, %error, "disconnected"))
     else {
         return;
     };
@@ -484,7 +484,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
-            tracing::warn!(address = %peer.ip(), %cause, "closed a connection because of what it sent");
+            tracing::warn!(address = %peer.ip(), %cause, "closed a connection: malformed data");
         }
         Closed::Slow | Closed::Stalled | Closed::Idle | Closed::NoLogin => {
             tracing::info!(address = %peer.ip(), cause = %closed, "closed a connection");
@@ -513,7 +513,7 @@ async fn apply_retention(server: Arc<Server>) {
             if let Err(error) = applying.meta.recount_groups() {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "consumer groups with offsets were not counted"
+                    "could not count consumer groups with stored offsets"
                 );
             }
         });

@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_after_a_restart() {
+    fn records_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let topic = TopicRecord {
             id: [7; 16],

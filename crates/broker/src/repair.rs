@@ -35,13 +35,13 @@ pub enum RepairError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// There is no such topic or partition.
-    #[error("there is no {what}")]
+    #[error("{what} does not exist")]
     Unknown {
         /// The missing topic or partition.
         what: String,
     },
     /// The disk failed.
-    #[error("the log of partition {partition} of topic {topic} cannot be repaired")]
+    #[error("cannot repair the log of partition {partition} of topic {topic}")]
     Log {
         /// The topic.
         topic: String,

@@ -63,13 +63,13 @@ pub(crate) enum OpenTopicsError {
 pub(crate) enum TopicError {
     #[error("the name must have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'")]
     Name,
-    #[error("the topic exists already")]
+    #[error("the topic already exists")]
     Exists,
-    #[error("there is no such topic")]
+    #[error("the topic does not exist")]
     Unknown,
     #[error(
-        "the number of partitions must be positive, more than now, and all topics together may have {max} \
-         (broker.partitionsMax)"
+        "the number of partitions must be positive and higher than before, and all topics together \
+         may have at most {max} (broker.partitionsMax)"
     )]
     Partitions { max: usize },
     #[error("the disk failed")]
@@ -440,7 +440,7 @@ fn topic_of(
 /// Logs the cause of a failed disk; clients receive only the kind.
 fn disk(error: impl std::error::Error) -> TopicError {
     let cause = error.source().map(ToString::to_string);
-    tracing::error!(%error, cause, "a topic could not be changed");
+    tracing::error!(%error, cause, "could not change a topic");
     TopicError::Disk
 }
 

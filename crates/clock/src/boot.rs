@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suspension_is_told_of_once_and_a_busy_machine_is_none() {
+    fn a_suspension_is_reported_once_and_a_busy_machine_is_not_one() {
         let (monotonic, boot) = (Instant::now(), BootTime::from_micros(5_000_000));
         let mut suspensions = Suspensions { boot, monotonic };
         let mut look = |monotonic_s: u64, boot_s: u64| {

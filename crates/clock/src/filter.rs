@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_stands_is_adopted_once_in_both_directions() {
+    fn a_lasting_step_is_adopted_once_in_both_directions() {
         for step in [HOUR, -HOUR] {
             let mut clocks = Clocks::new();
             assert_eq!(clocks.pass(30_000, step), (0, vec![held(step)]));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn two_readings_far_apart_do_not_make_a_step_stand() {
+    fn two_readings_far_apart_do_not_make_a_step_last() {
         let mut clocks = Clocks::new();
         assert_eq!(clocks.pass(250, HOUR), (0, vec![held(HOUR)]));
         clocks.at += 600_000;

@@ -40,7 +40,10 @@ static FILTER: LazyLock<Mutex<StepFilter>> = LazyLock::new(|| {
         }
     });
     if let Err(error) = watching {
-        tracing::warn!(%error, "cannot start the clock thread; steps are noticed only when time is read");
+        tracing::warn!(
+            %error,
+            "cannot start the clock thread; steps are detected only when the time is read"
+        );
     }
     Mutex::new(StepFilter::new(wall, boot))
 });
@@ -58,7 +61,7 @@ pub fn wall_clock() -> Timestamp {
         Some(Change::Held { by_micros }) => tracing::warn!(
             step_ms = by_micros / 1_000,
             hold_s = HOLD.as_secs(),
-            "wall clock stepped; holding the step back"
+            "wall clock stepped; ignoring the step until it persists"
         ),
         Some(Change::Dropped) => {
             tracing::info!("wall clock stepped back to the time before its step")

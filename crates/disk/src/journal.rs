@@ -118,13 +118,13 @@ fn read(journal: &[u8]) -> Result<Batches, Damage> {
         match Batch::read(&journal[at..]) {
             Some(batch) if !batch.is_intact => break "its checksum does not match",
             Some(batch) if last.is_some_and(|last| batch.number <= last) => {
-                break "its number is not above that of the batch before it";
+                break "its number is not higher than that of the previous batch";
             }
             Some(batch) => {
                 last = Some(batch.number);
                 at += batch.bytes;
             }
-            None => break "it is no batch",
+            None => break "it is not a batch",
         }
     };
     let batches = Batches { bytes: at, last };

@@ -62,8 +62,9 @@ pub enum CheckError {
 /// A file that is damaged or missing. Opening the store in spite of it would lose entries.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{} cannot be used: {problem}. Opening the store in spite of it would lose acknowledged entries. Put a good copy of the file in its \
-     place, or restore a backup into a new directory: waybill restore BACKUP --data-dir NEW{}",
+    "{} cannot be used: {problem}. Opening the store anyway would lose acknowledged entries. Put \
+     an intact copy of the file in its place, or restore a backup into a new directory: waybill \
+     restore BACKUP --data-dir NEW{}",
     file.display(),
     self.give_up()
 )]
@@ -99,12 +100,14 @@ impl DamagedFile {
         match &self.give_up {
             None => String::new(),
             Some(GiveUp::Damaged { offset, record }) => format!(
-                ". Or, to give up every entry from offset {offset} on, cut the file, and remove the record of how far all journals were synced: \
-                 truncate --size {offset} '{file}' && rm -f '{}'",
+                ". Alternatively, to give up every entry from offset {offset} on, truncate the \
+                 file and remove the record of synced journals: truncate --size {offset} '{file}' \
+                 && rm -f '{}'",
                 record.display()
             ),
             Some(GiveUp::Lost { record }) => format!(
-                ". Or, to accept the loss, remove the record of how far all journals were synced: rm '{}'",
+                ". Alternatively, to accept the loss, remove the record of synced journals: rm \
+                 '{}'",
                 record.display()
             ),
         }

@@ -227,7 +227,7 @@ impl Synced {
             tracing::warn!(
                 file = %self.store.display(),
                 error = &error as &dyn std::error::Error,
-                "cannot read which journals the key-value store has"
+                "cannot list the journals of the key-value store"
             );
             return;
         }
@@ -319,7 +319,7 @@ impl State {
             tracing::warn!(
                 file = %record::path(store).display(),
                 error = error as &dyn std::error::Error,
-                "cannot write how far the journals are synced"
+                "cannot write the record of synced journals"
             );
         }
         self.is_failing = written.is_err();

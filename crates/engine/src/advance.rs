@@ -143,7 +143,7 @@ impl Advance<'_> {
                     error: StepError {
                         code: "outputs-too-long".to_owned(),
                         message: format!(
-                            "the outputs of all steps may take {OUTPUTS_BYTES_MAX} bytes together"
+                            "the outputs of all steps together exceed {OUTPUTS_BYTES_MAX} bytes"
                         ),
                     },
                 }
@@ -155,8 +155,9 @@ impl Advance<'_> {
                 StepEvent::FailedTransiently {
                     error: StepError {
                         code: "answer-unfit".to_owned(),
-                        message: "the agent answered a probe, and was asked to perform the step"
-                            .to_owned(),
+                        message:
+                            "the agent answered a request to perform the step as if it were a probe"
+                                .to_owned(),
                     },
                     unknown: true,
                 }

@@ -260,7 +260,7 @@ pub struct Condition {
 /// Why a text is not a duration.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{text:?} is no duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
+    "{text:?} is not a duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
 )]
 pub struct DurationError {
     text: String,
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_may_say_everything() {
+    fn a_definition_may_set_every_field() {
         let step: StepDefinition = serde_json::from_str(
             r#"{"name": "drone", "agent": "drones", "after": ["account", "package"],
                 "when": {"step": "transport", "output": "booked", "equals": "false"},
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_wrong_durations_are_refused_by_name() {
-        for (json, told) in [
+        for (json, expected) in [
             (r#"{"name": "a", "agent": "b", "retries": 3}"#, "retries"),
             (
                 r#"{"name": "a", "agent": "b", "on_failure": "park"}"#,
@@ -461,7 +461,7 @@ mod tests {
             ),
             (
                 r#"{"name": "a", "agent": "b", "timeout": "soon"}"#,
-                "\"soon\" is no duration",
+                "\"soon\" is not a duration",
             ),
             (
                 r#"{"name": "a", "agent": "b", "timeout": 5}"#,
@@ -473,7 +473,7 @@ mod tests {
             ),
         ] {
             let error = serde_json::from_str::<StepDefinition>(json).unwrap_err();
-            assert!(error.to_string().contains(told), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 }

@@ -346,7 +346,7 @@ impl PartitionEngine {
         }
         // Their entries in the deadline index come up too late.
         let again_at = now + self.config.unreadable_again;
-        let unreadable = self.unreadable.look_again_at(again_at);
+        let unreadable = self.unreadable.retry_at(again_at);
         self.open.reminders.extend(unreadable);
     }
 
@@ -600,7 +600,8 @@ impl PartitionEngine {
         match catch_unwind(AssertUnwindSafe(|| logic(live, &mut cx))) {
             Ok(Ok(())) if live.is_stuck() => {
                 live.park(
-                    "nothing is due for it, nor ever will be".to_owned(),
+                    "the engine has no pending event for the operation and would never resume it"
+                        .to_owned(),
                     &mut cx,
                 );
             }

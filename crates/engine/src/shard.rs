@@ -42,8 +42,8 @@ pub enum ShardingError {
     Shards(u32),
     /// One number of partitions must be a multiple of the other, with the same number of shards.
     #[error(
-        "{before} partitions become a whole multiple of themselves, or a whole part, with as many shards \
-         in all, and {after} are neither"
+        "cannot change {before} partitions to {after}: the new number must be a multiple or a \
+         divisor of the current one, with the same number of shards in total"
     )]
     Partitions {
         /// The current number.
@@ -53,8 +53,8 @@ pub enum ShardingError {
     },
     /// One number of shards must be a multiple of the other.
     #[error(
-        "{before} shards per partition become a whole multiple of themselves, or a whole part, and \
-         {after} is neither: go by way of 1"
+        "cannot change {before} shards per partition to {after}: the new number must be a multiple \
+         or a divisor of the current one; change to 1 first"
     )]
     NoMultiple {
         /// The current number.

@@ -140,7 +140,7 @@ impl StepEvent {
 
 /// An event that cannot happen in a step's state. The step is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a step in state {} cannot take {event}", state.as_str())]
+#[error("event {event} is not allowed in step state {}", state.as_str())]
 pub struct IllegalTransition {
     /// The state of the step.
     pub state: StepState,
@@ -416,7 +416,7 @@ impl StepTransition<'_> {
     fn time_out(&self) -> StepError {
         StepError {
             code: "complete-by-passed".to_owned(),
-            message: format!("no answer came within {:?}", self.budget()),
+            message: format!("no reply arrived within {:?}", self.budget()),
         }
     }
 
@@ -518,7 +518,9 @@ impl StepTransition<'_> {
             self.progress.action = Action::Compensate;
             self.progress.error = Some(StepError {
                 code: "manual-undo-needed".to_owned(),
-                message: "a person has to undo this step, and to say so".to_owned(),
+                message:
+                    "an operator must undo this step by hand and report it with the verb undone"
+                        .to_owned(),
             });
             return;
         }

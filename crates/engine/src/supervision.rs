@@ -54,7 +54,7 @@ impl Supervision<'_> {
             .map(|(verb, reason)| self.recovery(row.id, failure, verb, reason, now))
             .collect();
         if asked.is_empty() {
-            let reason = "an index entry came up";
+            let reason = "an index entry is due";
             asked.push(self.recovery(row.id, failure, RecoveryVerb::Wake, reason, now));
         }
         if let Some(first) = asked.first_mut() {
@@ -117,7 +117,7 @@ impl Supervision<'_> {
     ) -> Option<(RecoveryVerb, &'static str)> {
         let (due, reason) = match (progress.complete_by, progress.retry_at) {
             (Some(complete_by), _) => (complete_by + self.timeout_grace, "complete-by has passed"),
-            (None, Some(retry_at)) => (retry_at, "its time to try again has come"),
+            (None, Some(retry_at)) => (retry_at, "the time for its retry has come"),
             (None, None) => return None,
         };
         let budget = step.tries_for(step.next_action(progress)).timeout;
@@ -186,14 +186,17 @@ fn decide(
     let Some((workflow, index)) =
         workflow.and_then(|found| Some((found, found.step_index(&seen.step)?)))
     else {
-        return (RecoveryVerb::Park { seen }, "its workflow is not known");
+        return (RecoveryVerb::Park { seen }, "its workflow is unknown");
     };
     let mut steps = workflow.steps().iter();
     if steps.any(|step| (step.is_pivot || step.undo == Undo::Impossible) && is_completed(step)) {
         return (RecoveryVerb::Park { seen }, "it can only go forward");
     }
     match workflow.steps()[index].on_failure {
-        OnFailure::Park => (RecoveryVerb::Park { seen }, "its workflow says so"),
+        OnFailure::Park => (
+            RecoveryVerb::Park { seen },
+            "its workflow sets onFailure: park",
+        ),
         OnFailure::Compensate | OnFailure::Retry => (
             RecoveryVerb::Compensate { seen: Some(seen) },
             "forward progress has ended",

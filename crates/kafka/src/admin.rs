@@ -39,7 +39,7 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a retry after a topic was unknown, or the leader of a partition did not know it.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// The action that errors name when a topic cannot be described.
-const LOOKING: &str = "looking at topic";
+const DESCRIBING: &str = "describing topic";
 
 /// A topic to create.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -108,7 +108,7 @@ pub enum AdminError {
         code: RDKafkaErrorCode,
     },
     /// No broker answered in time.
-    #[error("no broker answered at {brokers} within {waited:?}{}", told(.reason.as_deref()))]
+    #[error("no broker answered at {brokers} within {waited:?}{}", and_reason(.reason.as_deref()))]
     NotReady {
         /// The bootstrap brokers.
         brokers: String,
@@ -130,11 +130,11 @@ pub enum AdminError {
         reason: String,
     },
     /// The thread that made the request was stopped.
-    #[error("the runtime stopped while the broker was asked")]
+    #[error("the runtime stopped during a request to the broker")]
     Stopped,
 }
 
-fn told(reason: Option<&str>) -> String {
+fn and_reason(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
@@ -175,7 +175,7 @@ impl Admin {
         let mut refused_since = None;
         let mut last = None;
         let probe = Probe::new(&self.config).map_err(|source| AdminError::Request {
-            action: "making a client",
+            action: "creating a client",
             source,
         })?;
         let probe = Arc::new(probe);
@@ -239,7 +239,7 @@ impl Admin {
         topics: &[TopicSpec],
         options: &AdminOptions,
     ) -> Result<Vec<String>, AdminError> {
-        const ACTION: &str = "making topic";
+        const ACTION: &str = "creating topic";
         if topics.is_empty() {
             return Ok(Vec::new());
         }
@@ -261,7 +261,7 @@ impl Admin {
             .create_topics(&new, options)
             .await
             .map_err(|source| AdminError::Request {
-                action: "making topics",
+                action: "creating topics",
                 source,
             })?;
         let mut made = Vec::new();
@@ -388,7 +388,7 @@ impl Admin {
 
     /// The number of partitions of a topic; `None` if the topic does not exist.
     pub async fn topic_partitions(&self, topic: &str) -> Result<Option<u32>, AdminError> {
-        let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
+        let found = self.metadata(DESCRIBING, Some(topic.to_owned())).await?;
         let mut topics = found.topics().iter();
         let topic = topics.find(|found| found.name() == topic);
         Ok(topic.map(partitions_of).transpose()?.flatten())
@@ -420,7 +420,7 @@ impl Admin {
         &self,
         topic: &str,
     ) -> Result<Option<Vec<PartitionState>>, AdminError> {
-        let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
+        let found = self.metadata(DESCRIBING, Some(topic.to_owned())).await?;
         let mut topics = found.topics().iter();
         let Some(topic) = topics.find(|found| found.name() == topic) else {
             return Ok(None);
@@ -457,7 +457,7 @@ impl Admin {
         }
         let answers = self.client.describe_configs(&asked, &admin_options());
         let answers = answers.await.map_err(|source| AdminError::Request {
-            action: "asking for the settings of topics",
+            action: "reading the settings of topics",
             source,
         })?;
         let mut settings = BTreeMap::new();
@@ -467,8 +467,8 @@ impl Admin {
             };
             if !answer.entries.is_empty() {
                 let of_topic = answer.entries.into_iter();
-                let told = of_topic.filter_map(|entry| Some((entry.name, entry.value?)));
-                settings.insert(topic, told.collect());
+                let entries = of_topic.filter_map(|entry| Some((entry.name, entry.value?)));
+                settings.insert(topic, entries.collect());
             }
         }
         Ok(settings)
@@ -490,7 +490,7 @@ impl Admin {
         });
         let found: Result<_, KafkaError> = answer.await.map_err(|_| AdminError::Stopped)?;
         found.map_err(|source| AdminError::Request {
-            action: "asking for the offsets of a topic",
+            action: "reading the offsets of a topic",
             source,
         })
     }
@@ -543,7 +543,7 @@ fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
             | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
         ) => Ok(None),
         Some(error) => Err(AdminError::Topic {
-            action: LOOKING,
+            action: DESCRIBING,
             topic: topic.name().to_owned(),
             code: error.into(),
         }),

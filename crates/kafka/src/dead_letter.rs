@@ -62,7 +62,7 @@ pub async fn publish_dead_letters(
             Err(error) if error.is_permanent() => tracing::error!(
                 topic = dead_letter.topic,
                 error = &error as &dyn std::error::Error,
-                "a record that cannot be read is not kept as a dead letter"
+                "could not write a dead letter for an undecodable record"
             ),
             published => published?,
         }

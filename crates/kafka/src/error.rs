@@ -9,13 +9,13 @@ use rdkafka::types::{RDKafkaConfRes, RDKafkaErrorCode};
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// A configured property is unknown to librdkafka.
-    #[error("librdkafka knows no property {property:?}")]
+    #[error("{property:?} is not a librdkafka property")]
     UnknownProperty {
         /// Its name.
         property: String,
     },
     /// A configured property has a value that librdkafka refuses.
-    #[error("librdkafka refuses the value of property {property:?}")]
+    #[error("librdkafka rejects the value of property {property:?}")]
     InvalidValue {
         /// Its name.
         property: String,
@@ -27,7 +27,7 @@ pub enum ClientError {
         property: String,
     },
     /// librdkafka could not create the client.
-    #[error("the Kafka client {client_id:?} could not be made: {reason}")]
+    #[error("cannot create the Kafka client {client_id:?}: {reason}")]
     Create {
         /// The client's ID.
         client_id: String,

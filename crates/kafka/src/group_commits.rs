@@ -77,8 +77,8 @@ impl GroupCommits {
 fn cause(error: &KafkaError) -> String {
     match error.rdkafka_error_code() {
         Some(RDKafkaErrorCode::GroupMaxSizeReached) => {
-            "the broker stores offsets of no more groups: delete unused groups, or raise \
-             broker.storedGroupsMax"
+            "the broker has reached its limit of groups with stored offsets: delete unused groups, \
+             or raise broker.storedGroupsMax"
                 .to_owned()
         }
         Some(_) | None => error.to_string(),
@@ -121,8 +121,8 @@ mod tests {
         assert_eq!(
             commits.refused_at(start + Duration::from_secs(9)),
             [
-                "consumer group agents: the broker stores offsets of no more groups: delete unused groups, or \
-                 raise broker.storedGroupsMax"
+                "consumer group agents: the broker has reached its limit of groups with stored \
+                 offsets: delete unused groups, or raise broker.storedGroupsMax"
             ]
         );
     }

@@ -31,7 +31,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use self::commits::Commits;
-use self::context::{Context, Rebalance, give_partitions_up, partitions_of, take_partitions};
+use self::context::{Context, Rebalance, assign, partitions_of, unassign};
 use crate::damage::{DamagedLog, History};
 use crate::error::{ClientError, RequestError};
 use crate::native;
@@ -277,7 +277,7 @@ impl GroupConsumer {
             self.rebalance(handler);
             if !limits.are_reached(polled) {
                 let left = self.leave_stalled(handler);
-                self.log_failure("looking for partitions that stand still", left);
+                self.log_failure("searching for stalled partitions", left);
             }
             if polled.records > 0 || Instant::now() >= deadline {
                 return Ok(polled);
@@ -303,7 +303,7 @@ impl GroupConsumer {
                 true => self.consumer.pause(&list),
                 false => self.consumer.resume(&self.whole(&list)),
             })
-            .map_err(RequestError::new("holding records back"))?;
+            .map_err(RequestError::new("pausing or resuming partitions"))?;
         self.held.store(held, Ordering::Release);
         Ok(())
     }
@@ -380,7 +380,8 @@ impl GroupConsumer {
         }
         tracing::warn!(
             client = self.client_id,
-            "the group has another member of this name: this one, as after an outage, or another process; it joins anew"
+            "another member has this member's instance ID: this process before an outage, or \
+             another process; rejoining the group"
         );
         let context = Context::new(&self.client_id, &self.config, Arc::clone(&self.commits));
         let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
@@ -417,9 +418,9 @@ impl GroupConsumer {
                     let partitions = partitions_of(&list);
                     handler.assigned(&partitions);
                     self.assigned.extend(partitions);
-                    self.log_failure("taking partitions", take_partitions(&self.consumer, &list));
+                    self.log_failure("assigning partitions", assign(&self.consumer, &list));
                     if self.held.load(Ordering::Acquire) {
-                        self.log_failure("holding records back", self.consumer.pause(&list));
+                        self.log_failure("pausing partitions", self.consumer.pause(&list));
                     }
                     self.was_assigned.store(true, Ordering::Release);
                 }
@@ -438,7 +439,7 @@ impl GroupConsumer {
                             tracing::warn!(
                                 client = self.client_id,
                                 error = &error as &dyn std::error::Error,
-                                "offsets were not committed before partitions were given up"
+                                "could not commit offsets before giving up partitions"
                             );
                         }
                     }
@@ -451,9 +452,9 @@ impl GroupConsumer {
                     let paused = paused.map(|at| (at.topic.as_str(), at.partition));
                     let paused = partitions_list(paused);
                     // Otherwise librdkafka would keep them paused when they are assigned again.
-                    self.log_failure("letting records go", self.consumer.resume(&paused));
-                    let given_up = give_partitions_up(&self.consumer, &list);
-                    self.log_failure("giving partitions up", given_up);
+                    self.log_failure("resuming partitions", self.consumer.resume(&paused));
+                    let given_up = unassign(&self.consumer, &list);
+                    self.log_failure("unassigning partitions", given_up);
                 }
             }
         }
@@ -465,13 +466,10 @@ impl GroupConsumer {
         context.unattended.store(true, Ordering::Release);
         while let Some(rebalance) = context.next_rebalance() {
             let (action, result) = match rebalance {
-                Rebalance::Assign(list) => {
-                    ("taking partitions", take_partitions(&self.consumer, &list))
+                Rebalance::Assign(list) => ("assigning partitions", assign(&self.consumer, &list)),
+                Rebalance::Revoke(list) => {
+                    ("unassigning partitions", unassign(&self.consumer, &list))
                 }
-                Rebalance::Revoke(list) => (
-                    "giving partitions up",
-                    give_partitions_up(&self.consumer, &list),
-                ),
             };
             self.log_failure(action, result);
         }

@@ -127,7 +127,8 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
                 %partition,
                 %offset,
                 read_to = %old.next(),
-                "topic was recreated or lost its end; reading it from the beginning, and dropping what was not begun of the old log"
+                "topic was recreated or lost its end; reading it from the beginning and dropping \
+                 unstarted records of the old log"
             );
             self.open -= assigned.open();
             self.assignments += 1;
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_and_is_met_again_is_begun_once_and_drops_nothing() {
+    fn an_undecodable_record_read_again_is_begun_once_and_drops_nothing() {
         let mut progress = assigned();
         let open = begun(&mut progress, 2);
         let undecodable = progress.begin_unread(T, P, Offset(102)).unwrap();

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_a_record_is_under_way_leaves_together_when_it_is_settled() {
+    fn records_that_arrive_during_a_send_leave_together_when_it_is_settled() {
         let lanes = Lanes::default();
         assert_eq!(enter(&lanes, 1), Some(1));
         assert_eq!(enter(&lanes, 2), None);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_waited_for_long_leaves_though_something_is_under_way() {
+    fn a_record_that_waited_for_long_is_sent_during_another_send() {
         let lanes = Lanes::default();
         assert!(lanes.are_idle());
         assert_eq!(enter(&lanes, 1), Some(1));

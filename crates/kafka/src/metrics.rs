@@ -7,17 +7,17 @@ use waybill_telemetry::{Declared, Metric};
 
 const QUEUED_RECORDS: Metric<Gauge, 1> = Metric::new(
     "waybill_kafka_producer_queued_records",
-    "Records that were handed to a producer and are neither acknowledged nor given up",
+    "Records in a producer that are neither acknowledged nor failed",
     ["client"],
 );
 const QUEUED_BYTES: Metric<Gauge, 1> = Metric::new(
     "waybill_kafka_producer_queued_bytes",
-    "Bytes of these records",
+    "Bytes of the records in a producer that are neither acknowledged nor failed",
     ["client"],
 );
 const SETTLED: Metric<Counter, 2> = Metric::new(
     "waybill_kafka_producer_records_total",
-    "Records that a producer was done with, by whether a broker acknowledged them",
+    "Records that a producer finished, by whether a broker acknowledged them",
     ["client", "outcome"],
 );
 

@@ -243,8 +243,8 @@ impl PartitionConsumer {
         if ended.is_empty() {
             return polled;
         }
-        let told = self.tell_positions(&ended, on_end);
-        polled.and_then(|polled| told.map(|()| polled))
+        let reported = self.report_positions(&ended, on_end);
+        polled.and_then(|polled| reported.map(|()| polled))
     }
 
     fn take(
@@ -369,7 +369,7 @@ impl PartitionConsumer {
         timeout: Duration,
     ) -> Result<(Offset, Offset), RequestError> {
         watermarks(self.consumer.client(), topic, partition, timeout)
-            .map_err(RequestError::new("asking for a partition's offsets"))
+            .map_err(RequestError::new("reading a partition's offsets"))
     }
 
     /// The ID of a topic, from the broker that leads the given partition. `None` if the broker
@@ -386,7 +386,7 @@ impl PartitionConsumer {
         timeout: Duration,
     ) -> Result<Option<TopicId>, RequestError> {
         native::topic_id(self.consumer.client(), topic, partition, timeout)
-            .map_err(RequestError::new("asking for the ID of a topic"))
+            .map_err(RequestError::new("reading the ID of a topic"))
     }
 
     /// The offset that the next record of an assigned partition will get, as of the last fetch.
@@ -426,7 +426,7 @@ impl PartitionConsumer {
         let found = self
             .consumer
             .committed_offsets(list, timeout)
-            .map_err(RequestError::new("asking for a group's offsets"))?;
+            .map_err(RequestError::new("reading a group's offsets"))?;
         let committed = partitions.iter().map(|(topic, partition)| {
             let element = found.find_partition(topic, partition_number(*partition))?;
             match element.offset() {
@@ -439,7 +439,7 @@ impl PartitionConsumer {
 
     /// Reports the positions in these partitions, of any topic: librdkafka does not report which
     /// topic's end it reached, and a position is valid at any time.
-    fn tell_positions(
+    fn report_positions(
         &self,
         partitions: &[i32],
         on_end: &mut dyn FnMut(&str, PartitionId, Offset),

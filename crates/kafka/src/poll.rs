@@ -58,7 +58,7 @@ pub enum PollError {
         reason: String,
     },
     /// The consumer cannot continue: it is not authorized, or librdkafka gave up.
-    #[error("the consumer {client_id:?} cannot go on")]
+    #[error("the consumer {client_id:?} failed permanently")]
     Fatal {
         /// The client's ID.
         client_id: String,
@@ -94,8 +94,8 @@ impl fmt::Display for OutOfRange {
         } = self;
         write!(
             f,
-            "offset {offset} of {topic} partition {partition} does not exist: the partition holds {low} up \
-             to {high}"
+            "offset {offset} of {topic} partition {partition} does not exist: the partition begins \
+             at {low} and ends before {high}"
         )
     }
 }

@@ -16,13 +16,13 @@ use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
 /// Why no Kafka client can talk to a server that speaks HTTP.
-pub const SPEAKS_HTTP: &str = "an HTTP server answers there, and no Kafka broker: check the port";
+pub const SPEAKS_HTTP: &str = "an HTTP server answers there, not a Kafka broker: check the port";
 
 /// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the answer.
 const SIZE_OF_HTTP: &str = "Invalid response size 1213486160";
 
 /// How long to collect errors.
-const HEARING: Duration = Duration::from_millis(50);
+const COLLECT_FOR: Duration = Duration::from_millis(50);
 
 /// A client that asks for brokers and remembers why none answered.
 pub(crate) struct Probe {
@@ -43,7 +43,7 @@ impl Probe {
     pub(crate) fn brokers(&self, timeout: Duration) -> Result<usize, KafkaError> {
         let found = self.client.fetch_metadata(None, timeout);
         if found.is_err() {
-            self.hear();
+            self.collect_errors();
         }
         found.map(|found| found.brokers().len())
     }
@@ -51,8 +51,8 @@ impl Probe {
     /// Has the client report its errors. It has no partitions, so a poll returns errors only, which
     /// its context has already received. A poll ends at each error, and needs time to continue
     /// after a log line.
-    fn hear(&self) {
-        let until = Instant::now() + HEARING;
+    fn collect_errors(&self) {
+        let until = Instant::now() + COLLECT_FOR;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -64,28 +64,32 @@ impl Probe {
 
     /// Why the broker refused this client, or this client the broker, if that happened.
     pub(crate) fn refusal(&self) -> Option<String> {
-        self.client.context().told(|told| told.refusal.clone())
+        self.client
+            .context()
+            .with_errors(|errors| errors.refusal.clone())
     }
 
     /// The last other error.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.client.context().told(|told| told.trouble.clone())
+        self.client
+            .context()
+            .with_errors(|errors| errors.trouble.clone())
     }
 }
 
 /// The reasons that librdkafka reported.
 #[derive(Default)]
-struct Reasons(Mutex<Told>);
+struct Reasons(Mutex<Errors>);
 
 #[derive(Default)]
-struct Told {
+struct Errors {
     refusal: Option<String>,
     trouble: Option<String>,
 }
 
 impl Reasons {
-    fn told<T>(&self, look: impl FnOnce(&mut Told) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_errors<T>(&self, read: impl FnOnce(&mut Errors) -> T) -> T {
+        read(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -95,22 +99,22 @@ impl ClientContext for Reasons {
     fn log(&self, _: RDKafkaLogLevel, facility: &str, line: &str) {
         // Only the log reports a connection that the other side closed.
         if facility == "FAIL" {
-            self.told(|told| match speaks_http(line) {
-                true => told.refusal = Some(SPEAKS_HTTP.to_owned()),
-                false => told.trouble = Some(with_advice(without_thread(line))),
+            self.with_errors(|errors| match speaks_http(line) {
+                true => errors.refusal = Some(SPEAKS_HTTP.to_owned()),
+                false => errors.trouble = Some(with_advice(without_thread(line))),
             });
         }
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        self.told(|told| match error.rdkafka_error_code() {
-            _ if speaks_http(reason) => told.refusal = Some(SPEAKS_HTTP.to_owned()),
+        self.with_errors(|errors| match error.rdkafka_error_code() {
+            _ if speaks_http(reason) => errors.refusal = Some(SPEAKS_HTTP.to_owned()),
             Some(code) if is_refusal(code) && !is_interrupted(reason) => {
-                told.refusal = Some(reason.to_owned());
+                errors.refusal = Some(reason.to_owned());
             }
             // A summary of other errors, which are more specific.
             Some(RDKafkaErrorCode::AllBrokersDown) => {}
-            Some(_) | None => told.trouble = Some(reason.to_owned()),
+            Some(_) | None => errors.trouble = Some(reason.to_owned()),
         });
     }
 }
@@ -131,7 +135,7 @@ fn without_thread(line: &str) -> &str {
 /// librdkafka says so, but not for every connection.
 fn with_advice(line: &str) -> String {
     match line.contains("APIVERSION_QUERY") && !line.contains("security.protocol") {
-        true => format!("{line}; is security.protocol what it listens for?"),
+        true => format!("{line}; check that security.protocol matches the broker's listener"),
         false => line.to_owned(),
     }
 }
@@ -162,7 +166,7 @@ mod tests {
         let reasons = Reasons::default();
         let error = |reason| {
             reasons.error(KafkaError::Global(RDKafkaErrorCode::Authentication), reason);
-            reasons.told(|told| (told.refusal.is_some(), told.trouble.is_some()))
+            reasons.with_errors(|errors| (errors.refusal.is_some(), errors.trouble.is_some()))
         };
         let broken = "SASL PLAIN mechanism handshake failed: Local: Broker transport failure";
         assert_eq!(error(broken), (false, true));
@@ -189,7 +193,7 @@ mod tests {
                     receive.message.max.bytes";
         let reasons = Reasons::default();
         reasons.log(RDKafkaLogLevel::Error, "FAIL", line);
-        let refusal = reasons.told(|told| told.refusal.clone());
+        let refusal = reasons.with_errors(|errors| errors.refusal.clone());
         assert_eq!(refusal.as_deref(), Some(SPEAKS_HTTP));
         assert!(!speaks_http(
             "Invalid response size 352518912 (0..100000000)"
@@ -197,10 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_hung_up_on_at_once_is_led_to_the_protocol_and_only_once() {
+    fn a_connection_closed_at_once_gets_one_hint_about_the_protocol() {
         let closed =
             "Disconnected: connection closed by peer (after 0ms in state APIVERSION_QUERY)";
-        assert!(with_advice(closed).ends_with("; is security.protocol what it listens for?"));
+        assert!(
+            with_advice(closed)
+                .ends_with("; check that security.protocol matches the broker's listener")
+        );
         for line in [
             "Disconnected: incorrect security.protocol? (after 0ms in state APIVERSION_QUERY)",
             "Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)",

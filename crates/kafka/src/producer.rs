@@ -264,7 +264,11 @@ impl<D: Delivered> Producer<D> {
         let reason = current.producer.fatal_error().unwrap_or_default();
         match NativeProducer::new(&self.settings, &self.options, Arc::clone(&self.in_flight)) {
             Ok(new) => {
-                tracing::error!(client, reason, "the producer gave up and was made anew");
+                tracing::error!(
+                    client,
+                    reason,
+                    "producer failed permanently; created a new one"
+                );
                 current.number += 1;
                 let old = mem::replace(&mut current.producer, Arc::new(new));
                 drop(current);
@@ -276,7 +280,7 @@ impl<D: Delivered> Producer<D> {
                     client,
                     reason,
                     error = &error as &dyn std::error::Error,
-                    "the producer gave up and cannot be made anew"
+                    "producer failed permanently; cannot create a new one"
                 );
                 false
             }
@@ -305,7 +309,7 @@ fn end_aside<D: Delivered>(old: Arc<NativeProducer<D>>) {
         .spawn(move || drop(old));
     if let Err(error) = ending {
         // The producer was dropped here, with the closure that did not run.
-        tracing::warn!(%error, "no thread to end a producer on");
+        tracing::warn!(%error, "cannot start the thread that closes a failed producer");
     }
 }
 
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_that_gave_up_is_made_anew_and_what_it_held_is_settled_as_failed() {
+    fn a_failed_producer_is_recreated_and_its_records_are_settled_as_failed() {
         let producer = producer();
         let (settlement, settled) = Settlement::channel(1);
         producer.send(&record(), settlement).unwrap();
@@ -385,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_that_gives_up_again_and_again_is_made_anew_at_a_bounded_pace() {
+    fn a_producer_that_keeps_failing_is_recreated_at_a_bounded_rate() {
         let producer = producer();
         let token = || Settlement::channel(1).0;
         producer.current().producer.fail_for_good();

@@ -41,7 +41,7 @@ pub enum ReadError {
     #[error(transparent)]
     Poll(#[from] PollError),
     /// The record did not arrive in time.
-    #[error("the record at offset {0} did not come in time")]
+    #[error("the record at offset {0} did not arrive in time")]
     Late(Offset),
     /// The reading thread ended early.
     #[error("the read did not finish")]

@@ -22,7 +22,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// A check without a finding doubles the time until the next one, up to this.
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
 /// How often to read the positions.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest counted time between two reads of the positions.
 const GAP_MAX: Duration = Duration::from_secs(2);
 
@@ -53,7 +53,7 @@ impl StallWatch {
     /// Whether it is time to read the positions again.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.looked_at
-            .is_none_or(|at| now.saturating_duration_since(at) >= LOOK_INTERVAL)
+            .is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL)
     }
 
     /// Takes the partitions after a poll that found no more records. Returns those with records
@@ -192,6 +192,6 @@ mod tests {
         assert!(watch.is_due(start));
         watch.look(start, Vec::new());
         assert!(!watch.is_due(start + Duration::from_millis(999)));
-        assert!(watch.is_due(start + LOOK_INTERVAL));
+        assert!(watch.is_due(start + CHECK_INTERVAL));
     }
 }

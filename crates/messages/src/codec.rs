@@ -17,7 +17,6 @@
 //! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
 //! [Confluent wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 
-
 use apache_avro::Schema;
 use apache_avro::reader::datum::GenericDatumReader;
 use apache_avro::writer::datum::GenericDatumWriter;
@@ -245,7 +244,7 @@ impl Codec {
         DecodeError::Malformed {
             record: self.record,
             cause: format!(
-                "it does not go with the current schema ({})",
+                "the value does not match the current schema ({})",
                 name.unwrap_or_default()
             ),
         }

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_is_the_record_and_says_where_it_lay_and_why_it_is_one() {
+    fn a_dead_letter_is_the_record_with_its_position_and_cause() {
         let record = Contents {
             key: Some(b"key".to_vec()),
             value: Some(b"noise".to_vec()),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_for_undecodable_records_says_where_they_lie() {
+    fn a_placeholder_for_undecodable_records_has_their_position() {
         let range = (Offset(17), Offset(20));
         let dead_letter = undecodable("t", PartitionId(3), range, "says \"no\"\n");
         let value: serde_json::Value =
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_record_that_no_dead_letter_topic_takes_the_head_is_kept_with_its_size_and_hash() {
+    fn a_record_too_large_for_a_dead_letter_is_kept_by_head_size_and_hash() {
         let large = Contents {
             key: Some(vec![1; 100_000]),
             value: Some(vec![b'x'; 2_000_000]),

@@ -51,7 +51,7 @@ pub enum EncodeError {
         values_max: usize,
     },
     /// The record's schema has no registry ID.
-    #[error("the {record} cannot be written: its schema has no id of the registry's")]
+    #[error("the {record} cannot be written: its schema has no ID in the schema registry")]
     NoSchemaId {
         /// The record's schema name.
         record: &'static str,
@@ -81,7 +81,8 @@ pub enum DecodeError {
     /// The value begins neither like Avro single-object encoding nor like the Confluent wire
     /// format.
     #[error(
-        "the value of {bytes} bytes is framed neither as an Avro single object nor as Confluent wire format"
+        "the value of {bytes} bytes has neither Avro single-object encoding nor the Confluent wire \
+         format"
     )]
     NotFramed {
         /// Its size.
@@ -96,7 +97,7 @@ pub enum DecodeError {
         fingerprint: u64,
     },
     /// The value names a registry schema, and no registry is configured.
-    #[error("the {record} names the registry's schema {id}, and no schema registry is configured")]
+    #[error("the {record} has schema ID {id}, but no schema registry is configured")]
     NoRegistry {
         /// The record that was expected.
         record: &'static str,
@@ -104,7 +105,7 @@ pub enum DecodeError {
         id: SchemaId,
     },
     /// The registry has no such schema.
-    #[error("the {record} names the registry's schema {id}, which the registry does not have")]
+    #[error("the {record} has schema ID {id}, which the schema registry does not have")]
     UnknownSchemaId {
         /// The record that was expected.
         record: &'static str,
@@ -112,7 +113,7 @@ pub enum DecodeError {
         id: SchemaId,
     },
     /// The registry's schema is not an Avro schema, or an unusable one.
-    #[error("the {record} names the registry's schema {id}, which cannot be used: {cause}")]
+    #[error("the {record} has schema ID {id}, whose schema cannot be used: {cause}")]
     UnusableSchema {
         /// The record that was expected.
         record: &'static str,
@@ -123,7 +124,7 @@ pub enum DecodeError {
     },
     /// The registry has not returned the schema yet. The record may be good: read it again later
     /// ([`DecodeError::waits_for`]).
-    #[error("the {record} names the registry's schema {id}, and the registry has not answered yet")]
+    #[error("the {record} has schema ID {id}, which the schema registry has not returned yet")]
     NotYet {
         /// The record that was expected.
         record: &'static str,
@@ -147,7 +148,7 @@ pub enum DecodeError {
         bytes: usize,
     },
     /// A field has a symbol that this version does not know.
-    #[error("the {record} has a {field} that this version does not know")]
+    #[error("the {record} has a {field} that this version does not support")]
     UnknownSymbol {
         /// The record that was expected.
         record: &'static str,
@@ -189,7 +190,7 @@ pub enum DecodeError {
         values_max: usize,
     },
     /// A field is missing that this kind of record requires.
-    #[error("the {record} has no {field}, which its kind needs")]
+    #[error("the {record} has no {field}, which this kind of record requires")]
     Missing {
         /// The record that was expected.
         record: &'static str,

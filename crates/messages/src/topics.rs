@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_kafka_refuses_are_told() {
+    fn names_that_kafka_refuses_are_detected() {
         for good in ["a", "waybill.drone-delivery.requests_v1", &"x".repeat(249)] {
             assert!(is_topic_name(good), "{good}");
         }

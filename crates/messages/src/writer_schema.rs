@@ -120,7 +120,7 @@ impl<'a> Walk<'a> {
                 ..
             }) => {
                 if fixed.size > VALUE_BYTES_MAX {
-                    return refuse(format!("{} is larger than a record may be", fixed.name));
+                    return refuse(format!("{} is larger than the largest record", fixed.name));
                 }
                 let weight = Weight {
                     bytes: fixed.size as u64,
@@ -160,7 +160,8 @@ impl<'a> Walk<'a> {
                 let bytes = of_item.bytes.saturating_add(key);
                 if of_item.values > bytes.saturating_mul(VALUES_PER_BYTE_MAX) {
                     return refuse(
-                        "it has lists whose items take few bytes for what they are".to_owned(),
+                        "the items of a list take too few bytes for the number of values in them"
+                            .to_owned(),
                     );
                 }
                 Weight {

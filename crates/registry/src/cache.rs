@@ -58,7 +58,7 @@ enum Other {
     /// A request for it is in flight.
     Asking,
     /// The registry gave no answer that counts; retry after `until`.
-    Away { asked: Asked, until: Instant },
+    Unavailable { asked: Asked, until: Instant },
     /// The registry does not have it; this counts until `until`.
     Unknown { until: Instant },
     /// The registry refuses access to it; this counts until `until`.
@@ -109,12 +109,12 @@ impl Schemas for SchemaCache {
         let now = Instant::now();
         let asked = match state.others.get(id) {
             Some(Other::Asking) => return Lookup::NotYet,
-            Some(Other::Away { until, .. }) if now < until => return Lookup::NotYet,
+            Some(Other::Unavailable { until, .. }) if now < until => return Lookup::NotYet,
             Some(Other::Unknown { until }) if now < until => return Lookup::Unknown,
             Some(Other::Refused { cause, until }) if now < until => {
                 return Lookup::Unusable { cause };
             }
-            Some(Other::Away { asked, .. }) => asked,
+            Some(Other::Unavailable { asked, .. }) => asked,
             Some(Other::Unknown { .. } | Other::Refused { .. }) | None => Asked::default(),
         };
         state.others.set(id, Other::Asking);
@@ -172,7 +172,7 @@ impl Shared {
                     %id,
                     error = &error as &dyn std::error::Error,
                     again_in = ?pause,
-                    "records wait for a schema of the registry's"
+                    "records wait for a schema from the schema registry"
                 );
                 self.ask_again(id, asked, now);
             }
@@ -185,7 +185,9 @@ impl Shared {
             times: asked.times.saturating_add(1),
             ..asked
         };
-        self.state().others.set(id, Other::Away { asked, until });
+        self.state()
+            .others
+            .set(id, Other::Unavailable { asked, until });
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -210,7 +212,7 @@ impl fmt::Debug for SchemaCache {
 
 fn parse(stored: &StoredSchema) -> Known {
     if stored.schema_type != StoredSchema::AVRO {
-        return Known::Unusable(format!("it is of type {}", stored.schema_type).into());
+        return Known::Unusable(format!("its type is {}", stored.schema_type).into());
     }
     match WriterSchema::parse(&stored.schema) {
         Ok(schema) => Known::Schema(Arc::new(schema)),
@@ -281,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_avro_schema_is_unusable_and_says_why() {
+    fn a_schema_that_is_not_avro_is_unusable_with_a_reason() {
         let stored = |schema: &str, schema_type: &str| StoredSchema {
             schema: schema.to_owned(),
             schema_type: schema_type.to_owned(),
         };
         for (stored, expected) in [
-            (stored("{}", "JSON"), "it is of type JSON"),
+            (stored("{}", "JSON"), "its type is JSON"),
             (stored("{", "AVRO"), "not an Avro schema"),
         ] {
             match parse(&stored) {

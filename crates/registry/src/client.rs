@@ -59,19 +59,22 @@ impl fmt::Debug for Login {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The URL is not a valid registry URL.
-    #[error("{url:?} is no URL such as https://registry.example:8081, without user and query")]
+    #[error(
+        "{url:?} is not a valid URL: expected one such as https://registry.example:8081, without a \
+         user or a query"
+    )]
     Url {
         /// The URL, without any part that may be a password.
         url: String,
     },
     /// The certificates are invalid.
-    #[error("the trusted certificates cannot be read")]
+    #[error("cannot read the trusted certificates")]
     Certificates(#[source] reqwest::Error),
     /// The PEM text contains no certificate.
-    #[error("there is no certificate (PEM) among the trusted certificates")]
+    #[error("the trusted certificates contain no certificate in PEM format")]
     NoCertificate,
     /// The HTTP client cannot be created.
-    #[error("the client of the schema registry cannot be made")]
+    #[error("cannot create the client of the schema registry")]
     Client(#[source] reqwest::Error),
 }
 
@@ -79,7 +82,7 @@ pub enum SettingsError {
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// It was unreachable, or did not answer in time. Retry.
-    #[error("the schema registry at {url} does not answer")]
+    #[error("the schema registry at {url} did not answer")]
     Unreachable {
         /// The registry.
         url: String,
@@ -88,7 +91,7 @@ pub enum RegistryError {
         source: reqwest::Error,
     },
     /// It cannot answer at the moment. Retry.
-    #[error("the schema registry at {url} is not available: {reason}")]
+    #[error("the schema registry at {url} is unavailable: {reason}")]
     Unavailable {
         /// The registry.
         url: String,
@@ -96,7 +99,7 @@ pub enum RegistryError {
         reason: String,
     },
     /// It refuses this request permanently.
-    #[error("the schema registry at {url} refuses {what}: {reason}")]
+    #[error("the schema registry at {url} refused {what}: {reason}")]
     Refused {
         /// The registry.
         url: String,
@@ -106,7 +109,7 @@ pub enum RegistryError {
         reason: String,
     },
     /// This user may not access it.
-    #[error("the schema registry at {url} forbids {what}: {reason}")]
+    #[error("the schema registry at {url} does not permit this user {what}: {reason}")]
     Forbidden {
         /// The registry.
         url: String,
@@ -116,7 +119,7 @@ pub enum RegistryError {
         reason: String,
     },
     /// A schema is incompatible with earlier versions of its subject.
-    #[error("the schema does not go with earlier versions of subject {subject}: {reason}")]
+    #[error("the schema is incompatible with earlier versions of subject {subject}: {reason}")]
     Incompatible {
         /// The subject.
         subject: String,
@@ -124,7 +127,7 @@ pub enum RegistryError {
         reason: String,
     },
     /// The server is not a schema registry.
-    #[error("what answers at {url} is no schema registry: {reason}")]
+    #[error("the server at {url} is not a schema registry: {reason}")]
     NotARegistry {
         /// Its URL.
         url: String,
@@ -370,10 +373,10 @@ impl Registry {
             let read = serde_json::from_slice(body).map(Answer::Ok);
             return read.map_err(|error| self.no_registry(error.to_string()));
         }
-        let told: Option<Told> = serde_json::from_slice(body).ok();
-        let reason = told.as_ref().map_or_else(
+        let error_body: Option<ErrorBody> = serde_json::from_slice(body).ok();
+        let reason = error_body.as_ref().map_or_else(
             || status.to_string(),
-            |told| format!("{status}: {}", told.message),
+            |error_body| format!("{status}: {}", error_body.message),
         );
         let is_overloaded =
             [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
@@ -383,10 +386,10 @@ impl Registry {
                 reason: clipped(reason),
             });
         }
-        let Some(Told {
+        let Some(ErrorBody {
             error_code,
             message,
-        }) = told
+        }) = error_body
         else {
             // Only the API's own error codes mean that something does not exist.
             return match status {
@@ -461,7 +464,7 @@ struct Verdict {
 }
 
 #[derive(Deserialize)]
-struct Told {
+struct ErrorBody {
     error_code: u32,
     message: String,
 }
@@ -517,7 +520,7 @@ mod tests {
             "",
         ] {
             let error = Registry::new(&settings(bad)).unwrap_err().to_string();
-            assert!(error.contains("is no URL"), "{bad}: {error}");
+            assert!(error.contains("is not a valid URL"), "{bad}: {error}");
             assert!(!error.contains("sesame"), "{bad}: {error}");
         }
         for good in ["http://registry:8081", "https://registry/apis/ccompat/v7/"] {
@@ -528,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_that_are_none_are_refused() {
+    fn invalid_certificates_are_refused() {
         let with = |pem: &str| {
             Registry::new(&RegistrySettings {
                 ca_pem: Some(pem.to_owned()),

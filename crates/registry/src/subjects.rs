@@ -21,7 +21,7 @@ pub enum SubjectError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// A schema is not in the registry, and registering it is disabled.
-    #[error("subject {subject} does not have the schema of this version")]
+    #[error("subject {subject} does not have this version's schema")]
     Missing {
         /// The subject.
         subject: String,

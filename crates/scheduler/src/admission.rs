@@ -106,7 +106,7 @@ impl Faults {
             .deadline
             .is_some_and(|deadline| deadline <= create.requested_at)
         {
-            self.add("deadline", "must lie after requested_at");
+            self.add("deadline", "must be later than requested_at");
         }
         create
     }
@@ -152,7 +152,8 @@ impl Faults {
     fn hashed(&mut self, given: RequestHash, found: RequestHash) {
         if given != found {
             let detail = format!(
-                "is {given}, and what was read has {found}: the request was changed after it was accepted"
+                "is {given}, but the hash of the request is {found}: the request was changed after \
+                 it was accepted"
             );
             self.add("request_hash", detail);
         }
@@ -187,7 +188,8 @@ impl Faults {
             Some(Ok(caller_id)) => {
                 let expected = caller_id.operation(tenant);
                 if operation != expected {
-                    let detail = format!("must be {expected}, which tenant and caller_id make");
+                    let detail =
+                        format!("must be {expected}, which is derived from tenant and caller_id");
                     self.add("operation", detail);
                 }
             }

@@ -52,9 +52,9 @@ pub(super) struct CheckpointMismatch {
 pub(super) enum MismatchCause {
     /// It begins behind the checkpoint.
     #[error(
-        "records from offset {done} on are not done, but the log begins at {begins}: its retention overtook \
-         the checkpoint, and the records between are gone; to go on without them, set \
-         scheduler.skipDeletedRequests: true"
+        "records from offset {done} on are not done, but the log begins at {begins}: retention \
+         deleted the records between; to continue without them, set scheduler.skipDeletedRequests: \
+         true"
     )]
     Overtaken {
         /// The first record that is not done.
@@ -64,9 +64,9 @@ pub(super) enum MismatchCause {
     },
     /// It ends before the checkpoint.
     #[error(
-        "records are done up to offset {done}, but the log ends at {end}: this is another topic than the checkpoint \
-         was taken on; if it was recreated and the unfinished records of the old one may be lost, set \
-         scheduler.skipDeletedRequests: true"
+        "records are done up to offset {done}, but the log ends at {end}: the checkpoint belongs \
+         to another topic; if the topic was recreated and the unfinished records of the old one \
+         may be lost, set scheduler.skipDeletedRequests: true"
     )]
     Shorter {
         /// The checkpoint: every record below it was done.
@@ -76,8 +76,9 @@ pub(super) enum MismatchCause {
     },
     /// No record was done, and the topic was recreated.
     #[error(
-        "nothing of it was done, but its topic was deleted and created again: the ID was {}... and is {found} now, and \
-         requests that the old one held are gone; to go on without them, set scheduler.skipDeletedRequests: true",
+        "no record is done, but the topic was deleted and created again: its ID was {}... and is \
+         now {found}, and the requests in the old topic are lost; to continue without them, set \
+         scheduler.skipDeletedRequests: true",
         TopicId::shown_by_head(*.expected)
     )]
     Recreated {

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suspension_is_told_from_a_pause() {
+    fn a_suspension_is_distinguished_from_a_pause() {
         let mut clock = Clock::default();
         let (second, patience) = (Duration::from_secs(1), Duration::from_millis(50));
         let began = clock.turned;

@@ -265,7 +265,7 @@ impl Commits {
         let error = match result {
             Ok(written) => {
                 for row in &written.replaced {
-                    self.replaced.met(row);
+                    self.replaced.report(row);
                 }
                 self.metrics
                     .duration
@@ -434,7 +434,7 @@ impl Commits {
 /// once it has reopened its files. An I/O error of a write is not retried: it is unknown whether
 /// the write took effect, and the next start finds out.
 fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
-    let is_away = match error {
+    let may_recover = match error {
         StoreError::Full { .. } | StoreError::Reopening { .. } => return true,
         StoreError::Unavailable { .. } | StoreError::Unknown { .. } => true,
         StoreError::RowTooLong { .. }
@@ -444,5 +444,5 @@ fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
         | StoreError::Damaged(_)
         | StoreError::Locked { .. } => false,
     };
-    is_away && !store.is_exclusive()
+    may_recover && !store.is_exclusive()
 }

@@ -215,7 +215,7 @@ impl PolledConsumer {
             .map(|(source, topic)| (*source, Arc::from(*topic)))
             .collect();
         let (orders, inbox) = mpsc::channel();
-        let told = sender.clone();
+        let panics = sender.clone();
         let poller = Poller::new(client.clone(), &topics, decoder, credit.clone(), sender);
         let thread = std::thread::Builder::new()
             .name(client_id.to_owned())
@@ -223,7 +223,7 @@ impl PolledConsumer {
                 let polling = AssertUnwindSafe(|| poller.run(&inbox));
                 if let Err(payload) = std::panic::catch_unwind(polling) {
                     // The send fails only after the loop has ended.
-                    let _ = told.send(Input::Panicked(Panicked::of(Task::Consume, &*payload)));
+                    let _ = panics.send(Input::Panicked(Panicked::of(Task::Consume, &*payload)));
                 }
             })?;
         Ok(Self {

@@ -96,7 +96,7 @@ pub struct CheckpointView {
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// No scheduler of this process runs the shard.
-    #[error("shard {0} is not run by this process")]
+    #[error("this process does not run shard {0}")]
     NotHere(ShardId),
     /// The scheduler is shutting down and accepts no more orders.
     #[error("the scheduler is shutting down")]

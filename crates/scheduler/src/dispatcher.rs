@@ -188,7 +188,11 @@ impl Dispatcher {
         let operation = reply.operation;
         let settlement = Settlement::new(1, move |settled| {
             if let Err(error) = settled {
-                tracing::warn!(%operation, %error, "an answer was not passed on; the step is asked for again");
+                tracing::warn!(
+                    %operation,
+                    %error,
+                    "could not forward a step reply; the step will be requested again"
+                );
             }
         });
         self.wait_until = Instant::now();
@@ -228,11 +232,11 @@ impl Dispatcher {
                 alert_raised(alert.kind);
                 log_alert(alert, from.partition);
                 let topic = self.topics.operator_alerts();
-                self.told(topic, alert.operation, &**alert, buffer, settlement);
+                self.send_home(topic, alert.operation, &**alert, buffer, settlement);
             }
             Message::Owner(notice) => {
                 let topic = self.topics.owner_notices();
-                self.told(topic, notice.operation, &**notice, buffer, settlement);
+                self.send_home(topic, notice.operation, &**notice, buffer, settlement);
             }
             Message::Reroute {
                 source,
@@ -276,16 +280,19 @@ impl Dispatcher {
             let address = self.home(topic, failed.operation);
             return self.send_value(address, failed.operation, None, buffer, settlement);
         }
-        tracing::warn!(operation = %failed.operation, "the record of its failure leaves out its input");
+        tracing::warn!(
+            operation = %failed.operation,
+            "record of a failed operation is too large; leaving out its input"
+        );
         let without_input = FailedOperation {
             input: b"{}".to_vec(),
             ..failed.clone()
         };
-        self.told(topic, failed.operation, &without_input, buffer, settlement);
+        self.send_home(topic, failed.operation, &without_input, buffer, settlement);
     }
 
     /// Sends a record of an operation to its partition of a topic.
-    fn told(
+    fn send_home(
         &self,
         topic: &str,
         operation: OperationId,
@@ -310,7 +317,7 @@ impl Dispatcher {
         };
         if for_all {
             let topic = self.topics.operation_status();
-            self.told(topic, status.operation, status, buffer, settlement);
+            self.send_home(topic, status.operation, status, buffer, settlement);
         } else {
             buffer.clear();
             if let Err(error) = self.topics.framing().encode(status, buffer) {
@@ -432,14 +439,23 @@ impl Dispatcher {
         let operation = status.operation;
         let mut allowed = self.reply_to_prefixes.iter();
         if !is_topic_name(reply_to) || !allowed.any(|prefix| reply_to.starts_with(prefix)) {
-            tracing::warn!(topic = reply_to, %operation, "no copy: the topic is not allowed");
+            tracing::warn!(
+                topic = reply_to,
+                %operation,
+                "not copying a status to the caller: its topic is not allowed"
+            );
             COPIES_DROPPED.of([]).increment(1);
             return;
         }
         let topic = reply_to.to_owned();
         let settlement = Settlement::new(1, move |settled| {
             if let Err(error) = settled {
-                tracing::warn!(topic, %operation, %error, "the caller's copy was not delivered");
+                tracing::warn!(
+                    topic,
+                    %operation,
+                    %error,
+                    "could not deliver a status to the caller's topic"
+                );
                 COPIES_DROPPED.of([]).increment(1);
             }
         });
@@ -606,7 +622,7 @@ impl Dispatcher {
         settlement: &Arc<Settlement>,
     ) {
         let operation = operation.map(tracing::field::display);
-        tracing::error!(topic, operation, %error, "a message cannot be sent at all");
+        tracing::error!(topic, operation, %error, "a message cannot be sent");
         UNSENDABLE.of([]).increment(1);
         count_as_sent(settlement);
     }
@@ -621,7 +637,10 @@ impl Dispatcher {
             self.pass_on(&asker, reply);
         }
         if let Err(error) = self.producer.flush(FLUSH_PATIENCE) {
-            tracing::warn!(%error, "messages were left unacknowledged; they are sent again");
+            tracing::warn!(
+                %error,
+                "some messages were not acknowledged; the next owner sends them again"
+            );
         }
     }
 }
@@ -655,7 +674,7 @@ fn count_as_sent(settlement: &Settlement) {
 fn log_alert(alert: &OperatorAlert, partition: PartitionId) {
     let kind = alert.kind.as_str();
     let message = match alert.kind {
-        AlertKind::Waiting => "a step keeps failing; it is retried with long waits",
+        AlertKind::Waiting => "a step keeps failing; retrying with long waits",
         AlertKind::OperationParked
         | AlertKind::CompensationFailed
         | AlertKind::ManualUndo

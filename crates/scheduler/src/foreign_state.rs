@@ -43,7 +43,7 @@ impl FirstOwner {
         if self.may_lack_state {
             return Ok(());
         }
-        let lease = shards::standing(store, layout, generation, shard).await?;
+        let lease = shards::current_lease(store, layout, generation, shard).await?;
         if lease.is_begun {
             return Ok(());
         }
@@ -94,7 +94,7 @@ fn whole(first: &TopicOffsets) -> Result<(), AcquireError> {
 /// to another topic of this name.
 fn was_run(end: Offset, committed: Option<Offset>) -> Option<String> {
     let done = committed.filter(|done| Offset(0) < *done && *done <= end)?;
-    Some(format!("requests were done up to offset {done}"))
+    Some(format!("requests are committed up to offset {done}"))
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
             |end, committed: Option<i64>| was_run(Offset(end), committed.map(Offset)).is_some();
         assert!(!was_run(0, None), "a new log");
         assert!(!was_run(900, None), "requests wait in it");
-        assert!(!was_run(900, Some(0)), "nothing of it was done");
+        assert!(!was_run(900, Some(0)), "no record is done");
         assert!(was_run(900, Some(1)));
         assert!(was_run(900, Some(900)));
         assert!(!was_run(5, Some(900)), "the topic was made anew");

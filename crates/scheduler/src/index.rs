@@ -32,8 +32,8 @@ pub async fn write(
         if !due.is_empty() {
             tracing::warn!(
                 entries = due.len(),
-                "a sweep has passed where entries of the deadline index were written: they are written \
-                 again, for later"
+                "a sweep passed new entries of the deadline index; writing them again for a later \
+                 time"
             );
             let again = WriteBatch {
                 due: due.clone(),

@@ -158,8 +158,8 @@ impl std::fmt::Display for LostCause {
             Self::OutOfRange => f.write_str("the offset to read is outside the log"),
             Self::Fingerprint { expected, found } => write!(
                 f,
-                "the record below the checkpoint has fingerprint {found:016x}, not {expected:016x}: \
-                 this is another topic than the checkpoint was taken on"
+                "the record below the checkpoint has fingerprint {found:016x}, not \
+                 {expected:016x}: the checkpoint belongs to another topic"
             ),
             Self::Client(cause) => write!(f, "the Kafka client failed: {cause}"),
         }
@@ -170,23 +170,23 @@ impl std::fmt::Display for LostCause {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AcquireError {
     /// The store failed.
-    #[error("the lease cannot be taken")]
+    #[error("cannot take the lease")]
     Store(#[from] StoreError),
     /// The shard has run before according to its log, but the store has no record of it.
     #[error(
-        "the state store has no record of this partition, but {sign}: check that it is the right store (keyspace, data \
-         directory) and that no accepted request is missing from the log; to start from what the log still has, set \
-         scheduler.startWithoutState: true"
+        "the state store has no record of this partition, but {sign}: check that this is the right \
+         store (keyspace, data directory) and that no accepted request is missing from the log; to \
+         start with the records that the log still has, set scheduler.startWithoutState: true"
     )]
     StateElsewhere {
         /// The sign.
         sign: String,
     },
     /// The layout has changed since.
-    #[error("the layout of shards was changed")]
+    #[error("the shard layout changed")]
     LayoutChanged,
     /// The broker did not report where the log begins and ends.
-    #[error("the ends of the log cannot be read: {0}")]
+    #[error("cannot read the ends of the log: {0}")]
     Broker(String),
     /// The task that acquired it panicked.
     #[error(transparent)]

@@ -207,15 +207,15 @@ impl Scheduler {
             true => None,
             false => {
                 let answered = sender.clone();
-                let tell = move || {
+                let notify = move || {
                     let _ = answered.send(Input::Answered);
                 };
-                let agents = DirectAgents::start(agents, agents_hold, tell);
-                Some(agents.context("the agents cannot be started")?)
+                let agents = DirectAgents::start(agents, agents_hold, notify);
+                Some(agents.context("cannot start the agents")?)
             }
         };
         let consumers = Consumers::start(&kafka, &topics, &nonces, &sender)
-            .context("the scheduler's consumers cannot be started")?;
+            .context("cannot start the scheduler's consumers")?;
         let written = layout.partitions_written();
         let dispatcher = Dispatcher::start(
             &kafka,
@@ -226,7 +226,7 @@ impl Scheduler {
             nonces,
             sender.clone(),
         )
-        .context("the scheduler's producer cannot be started")?
+        .context("cannot start the scheduler's producer")?
         .with_agents(direct);
         let views = Views::new(readiness, liveness);
         views.relay(settings.own, &layout);
@@ -243,7 +243,10 @@ impl Scheduler {
         let own = settings.own.of(layout.scheme());
         let slots: BTreeMap<ShardId, Slot> = own.map(|shard| (shard, Slot::new())).collect();
         if slots.is_empty() {
-            tracing::warn!(%layout, "no shard of the layout is one of this process: it waits for another");
+            tracing::warn!(
+                %layout,
+                "this process has no shard in the layout; waiting for another layout"
+            );
         }
         let scheduler_loop = SchedulerLoop {
             engine_config: Arc::new(engine_config),
@@ -280,9 +283,12 @@ impl Scheduler {
             .spawn(move || {
                 let result =
                     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scheduler_loop.run()));
-                let _ = end.send(result.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))));
+                let _ = end.send(
+                    result
+                        .unwrap_or_else(|_| Err(anyhow::anyhow!("the scheduler's loop panicked"))),
+                );
             })
-            .context("the scheduler's thread cannot be started")?;
+            .context("cannot start the scheduler's thread")?;
         Ok(Self {
             sender,
             views,
@@ -315,9 +321,11 @@ impl Scheduler {
     ///
     /// If the store failed, or the loop panicked.
     pub async fn ended(self) -> anyhow::Result<()> {
-        self.ended
-            .await
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("its thread is gone")))
+        self.ended.await.unwrap_or_else(|_| {
+            Err(anyhow::anyhow!(
+                "the scheduler's thread ended without a result"
+            ))
+        })
     }
 }
 

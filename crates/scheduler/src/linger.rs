@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_back_waits_no_longer_though_its_time_came_before_anybody_asked() {
+    fn a_held_back_commit_is_released_when_its_time_has_already_passed() {
         let start = Instant::now();
         let mut linger = GroupCommitLinger::default();
         linger.began(start, MANY_ROWS);

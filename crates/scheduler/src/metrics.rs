@@ -20,7 +20,7 @@ const COMMIT_DURATION: Metric<Histogram> = Metric::new(
 );
 const COMMIT_ROWS: Metric<Histogram> = Metric::new(
     "waybill_scheduler_commit_rows",
-    "Rows that one group commit writes",
+    "Rows in one group commit",
     [],
 );
 const FENCED: Metric<Counter> = Metric::new(
@@ -30,12 +30,14 @@ const FENCED: Metric<Counter> = Metric::new(
 );
 const COMMITS_FAILED: Metric<Counter> = Metric::new(
     "waybill_scheduler_commits_failed_total",
-    "Writes of step state that the state store did not acknowledge; they are repeated, or their partitions begin again",
+    "Writes of step state that the state store did not acknowledge; they are repeated, or their \
+     partitions restart",
     [],
 );
 pub(super) const STUCK: Metric<Counter, 1> = Metric::new(
     "waybill_scheduler_stuck_total",
-    "Commits and loads of step state that were not acknowledged for scheduler.stuckAfter; their partitions begin again",
+    "Commits and loads of step state that were not acknowledged within scheduler.stuckAfter; their \
+     partitions restart",
     ["what"],
 );
 pub(super) const TASK_PANICS: Metric<Counter, 1> = Metric::new(
@@ -45,37 +47,38 @@ pub(super) const TASK_PANICS: Metric<Counter, 1> = Metric::new(
 );
 pub(super) const LEASES_LOST: Metric<Counter> = Metric::new(
     "waybill_scheduler_leases_lost_total",
-    "Leases that ran out before they were renewed; their partitions begin again",
+    "Leases that expired before they were renewed; their partitions restart",
     [],
 );
 pub(super) const ROWS_UNREADABLE: Metric<Counter> = Metric::new(
     "waybill_scheduler_rows_unreadable_total",
-    "Rows that an engine asked for and that cannot be read",
+    "Unreadable rows that an engine requested",
     [],
 );
 pub(super) const ROWS_REPLACED: Metric<Counter> = Metric::new(
     "waybill_scheduler_rows_replaced_total",
-    "Rows that could not be read and that a commit took the place of",
+    "Unreadable rows that a commit replaced",
     [],
 );
 const ALERTS_RAISED: Metric<Counter, 1> = Metric::new(
     "waybill_alerts_raised_total",
-    "Alerts that were raised for a person, by what they are about",
+    "Alerts raised for operators, by kind",
     ["kind"],
 );
 pub(super) const UNSENDABLE: Metric<Counter> = Metric::new(
     "waybill_scheduler_messages_unsendable_total",
-    "Messages that can never be sent, because they are too large or cannot be encoded",
+    "Messages that can never be sent because they are too large or cannot be encoded",
     [],
 );
 pub(super) const STEPS_UNSENT: Metric<Counter, 1> = Metric::new(
     "waybill_scheduler_step_requests_refused_total",
-    "Step requests that the broker refused because of their topic: a partition of it is missing, or the scheduler may not write to it",
+    "Step requests that the broker refused because a partition of the topic is missing, or because \
+     the scheduler may not write to the topic",
     ["agent"],
 );
 pub(super) const COPIES_DROPPED: Metric<Counter> = Metric::new(
     "waybill_scheduler_reply_copies_dropped_total",
-    "Copies of status records that did not get to the topic of their caller",
+    "Copies of status records that did not reach the caller's topic",
     [],
 );
 const IN_FLIGHT: Metric<Gauge, 2> = of_shard(
@@ -84,51 +87,55 @@ const IN_FLIGHT: Metric<Gauge, 2> = of_shard(
 );
 const WAITING: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_waiting_requests",
-    "Requests that were read and wait for room, of all tenants",
+    "Requests that were read and are waiting for capacity, of all tenants",
 );
 const CHECKPOINT: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_checkpoint_offset",
-    "Requests below this offset are done",
+    "Offset below which all requests are done",
 );
 const CHECKPOINT_AGE: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_checkpoint_age_seconds",
-    "How long the operation that holds the checkpoint has been in memory; 0 if none does",
+    "How long the operation that holds the checkpoint has been in memory; 0 if no operation holds \
+     it",
 );
 const CONSUMED: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_consumed_offset",
-    "Requests below this offset have a row or an answer",
+    "Offset below which all requests have a row or an answer",
 );
 const LAG: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_records",
-    "Requests of the partition, of all its shards, from the first on that has neither row nor answer, as of the last fetch",
+    "Requests of the partition, in all its shards, from the first request without a row or an \
+     answer on, as of the last fetch",
 );
 const LAG_SECONDS: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_seconds",
-    "Since when the oldest request without row or answer was known to wait; 0 if none does",
+    "Seconds for which the oldest request without a row or an answer is known to have been \
+     waiting; 0 if there is none",
 );
 const OWNED: Metric<Gauge, 2> = of_shard(
     "waybill_scheduler_partition_owned",
-    "Whether this process owns the shard: 1, or 0 while it waits for the lease or is stopped",
+    "Whether this process owns the shard: 1, or 0 while the shard waits for its lease or is \
+     stopped",
 );
 const LAYOUT_SHARDS: Metric<Gauge> = Metric::new(
     "waybill_scheduler_layout_shards",
-    "Shards that the work is divided among, those of other processes too: as many shards must be owned",
+    "Shards in the layout, including those of other processes; all of them must have an owner",
     [],
 );
 const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
     "waybill_scheduler_requests_retention_seconds",
-    "How long requests are kept as configured: a lag that gets there loses requests. Not on the embedded broker, where \
-     requests that are not done do not expire",
+    "Configured retention of requests; requests with a longer lag are lost, except on the embedded \
+     broker, where unfinished requests do not expire",
     [],
 );
 const OPERATIONS: Metric<Gauge, 3> = Metric::new(
     "waybill_operations",
-    "Operations in memory by their state; those handed off and parked are not",
+    "Operations in memory, by state; excludes operations that were handed off or are parked",
     ["partition", "shard", "state"],
 );
 const OLDEST: Metric<Gauge, 3> = Metric::new(
     "waybill_operations_oldest_age_seconds",
-    "How long ago the oldest operation in memory of a state was requested; 0 if there is none",
+    "Time since the oldest operation in memory of a state was requested; 0 if there is none",
     ["partition", "shard", "state"],
 );
 
@@ -216,7 +223,7 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard(
             "waybill_operations_deadline_unreachable_total",
-            "Operations whose deadline could not be met any more",
+            "Operations whose deadline became unreachable",
         ),
         |s| s.deadline_unreachable,
     ),
@@ -251,28 +258,28 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard(
             "waybill_recoveries_void_total",
-            "Recoveries that came too late to mean anything",
+            "Recoveries that arrived too late to have an effect",
         ),
         |s| s.recoveries_void,
     ),
     (
         of_shard(
             "waybill_recoveries_refused_total",
-            "Recoveries that did not fit the operation's state",
+            "Recoveries that did not match the operation's state",
         ),
         |s| s.recoveries_refused,
     ),
     (
         of_shard(
             "waybill_requests_duplicate_total",
-            "Requests that repeat an operation",
+            "Repeated requests for an operation",
         ),
         |s| s.duplicates,
     ),
     (
         of_shard(
             "waybill_requests_rejected_total",
-            "Requests with the id of an operation and another body",
+            "Requests with the ID of an existing operation and a different body",
         ),
         |s| s.rejected,
     ),
@@ -286,35 +293,35 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard(
             "waybill_step_compensations_total",
-            "Steps whose undo was begun",
+            "Steps whose undo started",
         ),
         |s| s.compensations,
     ),
     (
         of_shard(
             "waybill_step_timeouts_total",
-            "Attempts that outlived complete-by",
+            "Attempts that did not finish by their complete-by time",
         ),
         |s| s.time_outs,
     ),
     (
         of_shard(
             "waybill_step_unknown_outcomes_total",
-            "Attempts of which the agent could not say how they ended",
+            "Attempts whose outcome the agent could not determine",
         ),
         |s| s.unknown_outcomes,
     ),
     (
         of_shard(
             "waybill_step_put_off_total",
-            "Attempts put off to spare an agent",
+            "Attempts postponed because the agent is throttled",
         ),
         |s| s.put_off,
     ),
     (
         of_shard(
             "waybill_step_not_attempted_total",
-            "Attempts that the agent had no room for",
+            "Attempts that the agent had no capacity for",
         ),
         |s| s.not_attempted,
     ),
@@ -328,14 +335,14 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard(
             "waybill_replies_late_success_total",
-            "Successes of superseded attempts that proved an effect",
+            "Successful replies to superseded attempts, each of which proves an effect",
         ),
         |s| s.late_successes,
     ),
     (
         of_shard(
             "waybill_replies_unknown_total",
-            "Replies of operations without a row",
+            "Replies for operations without a row",
         ),
         |s| s.unknown_replies,
     ),
@@ -349,7 +356,7 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard(
             "waybill_operations_resumed_total",
-            "Operations taken over from an earlier ownership",
+            "Operations taken over from a previous owner",
         ),
         |s| s.resumed,
     ),

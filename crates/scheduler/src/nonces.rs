@@ -23,7 +23,7 @@ pub async fn reply_key(store: &dyn Store) -> anyhow::Result<ReplyKey> {
     let mut random = [0; ReplyKey::BYTES];
     openssl::rand::rand_bytes(&mut random).context("cannot read random bytes from the system")?;
     let key = store.reply_key(ReplyKey::new(random)).await;
-    key.context("the reply key cannot be read")
+    key.context("cannot read the reply key")
 }
 
 /// Derives and verifies nonces.
@@ -37,12 +37,14 @@ pub(super) struct Nonces {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Unproven {
     #[error(
-        "the step-reply has no nonce: an agent must repeat `nonce` of the request, which proves that it has seen it"
+        "the step-reply has no nonce: an agent must repeat the `nonce` of the request, which \
+         proves that the agent received it"
     )]
     Missing,
     #[error(
-        "the nonce of the step-reply is not that of a request to this operation, step, attempt, epoch and action: \
-         an agent must repeat these and `nonce` as they are in the request"
+        "the nonce of the step-reply does not match a request for this operation, step, attempt, \
+         epoch and action: an agent must repeat these fields and `nonce` unchanged from the \
+         request"
     )]
     Wrong,
 }

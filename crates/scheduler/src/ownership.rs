@@ -68,8 +68,8 @@ pub(super) async fn acquire(
     let key = LeaseKey::scheduler(generation, shard);
     loop {
         let seen = takeable(&*store, key, margin, None).await?;
-        let stands = shards::layout(&*store, layout.scheme().partitions).await?;
-        if stands.generation() != layout.generation()
+        let current = shards::layout(&*store, layout.scheme().partitions).await?;
+        if current.generation() != layout.generation()
             || seen.as_ref().is_some_and(|lease| lease.is_ended)
         {
             return Err(AcquireError::LayoutChanged);
@@ -99,7 +99,10 @@ pub(super) async fn acquire(
         };
         let sent = BootTime::now();
         if !store.take_lease(seen, row.clone()).await? {
-            tracing::info!(%shard, "another owner took the lease first; watching it");
+            tracing::info!(
+                %shard,
+                "another owner took the lease first; waiting for it to be released or to expire"
+            );
             continue;
         }
         begin_index(&*store, partition).await?;

@@ -167,7 +167,7 @@ impl Slot {
 
     /// Starts over under a new layout, if it was not running: an acquisition or a refusal belonged
     /// to the old layout.
-    pub(super) fn look_again(&mut self, next: Generation) {
+    pub(super) fn check_again(&mut self, next: Generation) {
         if let SlotState::Acquiring | SlotState::Refused(_) = self.state {
             self.state = SlotState::Idle;
             self.generation = next;
@@ -247,7 +247,8 @@ impl Owned {
         let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
         let refused = refused.map(|(agent, (at, why))| {
             format!(
-                "a step request for agent {agent} was refused {} s ago: {why} (shown for {} s after the last refusal)",
+                "a step request for agent {agent} was refused {} s ago: {why} (shown until {} s \
+                 after the last refusal)",
                 at.elapsed().as_secs() / SHOWN_EVERY_S * SHOWN_EVERY_S,
                 UNSENT_SHOWN_FOR.as_secs()
             )

@@ -77,17 +77,17 @@ impl SchedulerLoop {
             Err(error) => {
                 // Log once for each series of failures, since the read is repeated.
                 if !std::mem::replace(&mut self.layout_unread, true) {
-                    tracing::warn!(error = %chain(&error), "the layout of shards cannot be read");
+                    tracing::warn!(error = %chain(&error), "cannot read the shard layout");
                 }
                 return;
             }
         };
         self.layout_unread = false;
-        tracing::info!(%layout, "the layout of shards was changed");
+        tracing::info!(%layout, "the shard layout changed");
         self.layout = layout;
         self.commits.written(self.layout.partitions_written());
         for (&shard, slot) in &mut self.slots {
-            slot.look_again(self.assigned.next());
+            slot.check_again(self.assigned.next());
             if let SlotState::Owned(owned) = &mut slot.state {
                 let generation = owned.lease.row.key.generation;
                 let end = self.layout.end_of(generation, shard);
@@ -104,7 +104,7 @@ impl SchedulerLoop {
         self.forget_gone();
         if self.slots.is_empty() {
             let shards = self.layout.scheme().shards();
-            tracing::warn!(shards, "no shard of the new layout is one of this process");
+            tracing::warn!(shards, "this process has no shard in the new layout");
         }
         self.views.relay(self.settings.own, &self.layout);
     }

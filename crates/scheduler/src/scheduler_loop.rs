@@ -190,7 +190,7 @@ impl SchedulerLoop {
             Input::Committed { number, result } => {
                 let now = self.clock.last();
                 match self.commits.committed(number, result, &mut self.slots, now) {
-                    Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
+                    Ok(unknown) => self.begin_again(unknown, "could not write its rows"),
                     Err(error) => self.failure = Some(error),
                 }
             }
@@ -208,7 +208,8 @@ impl SchedulerLoop {
             } => {
                 let now = self.clock.last();
                 let Ok(end) = end else {
-                    return self.begin_again([(shard, generation)], "its inbox cannot be read");
+                    return self
+                        .begin_again([(shard, generation)], "cannot read the end of its replies");
                 };
                 if let Some(owned) = self.owned(shard, generation) {
                     owned.inbox_end_awaited = false;
@@ -314,8 +315,8 @@ impl SchedulerLoop {
         let rows = match result {
             Ok(rows) => rows,
             Err(error) => {
-                tracing::error!(%shard, error = %chain(&error), "rows cannot be read");
-                return self.begin_again([(shard, generation)], "rows cannot be read");
+                tracing::error!(%shard, error = %chain(&error), "cannot read rows");
+                return self.begin_again([(shard, generation)], "cannot read rows");
             }
         };
         let Some(owned) = self.owned(shard, generation) else {
@@ -338,7 +339,7 @@ impl SchedulerLoop {
             owned.engine.apply(event, now);
         }
         for row in &corrupt {
-            self.unloadable.met(row);
+            self.unloadable.report(row);
         }
     }
 
@@ -387,7 +388,7 @@ impl SchedulerLoop {
     /// Otherwise their leases would be renewed, and no other process could run them.
     fn give_up_stuck(&mut self) {
         let commits = self.commits.give_up_stuck();
-        self.begin_again(commits, "a commit of its rows had no answer");
+        self.begin_again(commits, "a commit of its rows was not acknowledged");
         let stuck_after = self.settings.stuck_after;
         let mut loads = Vec::new();
         for (&shard, slot) in &self.slots {
@@ -397,11 +398,11 @@ impl SchedulerLoop {
             let age = owned.loading_since.map(|since| since.elapsed());
             if let Some(age) = age.filter(|age| *age >= stuck_after) {
                 STUCK.of([Task::Load.name()]).increment(1);
-                tracing::error!(%shard, ?age, "giving up a load of rows without an answer");
+                tracing::error!(%shard, ?age, "giving up an unanswered read of rows");
                 loads.push((shard, slot.generation));
             }
         }
-        self.begin_again(loads, "a read of its rows had no answer");
+        self.begin_again(loads, "a read of its rows was not answered");
     }
 
     /// The total that all engines hold.
@@ -514,7 +515,7 @@ impl SchedulerLoop {
     fn stood_still(&mut self, pause: Duration) {
         tracing::warn!(
             ?pause,
-            "the scheduler stood still; reading the inbox before any time-out"
+            "the scheduler was paused; reading all replies before applying time-outs"
         );
         for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
@@ -529,7 +530,11 @@ impl SchedulerLoop {
                     match ends.read(partition).await {
                         Ok(ends) => break Ok(ends.next.replies),
                         Err(error) => {
-                            tracing::warn!(%partition, %error, "asking again for the inbox's end");
+                            tracing::warn!(
+                                %partition,
+                                %error,
+                                "cannot read the end of the replies; retrying"
+                            );
                             tokio::time::sleep(RETRY_AFTER).await;
                         }
                     }

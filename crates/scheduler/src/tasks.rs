@@ -60,7 +60,7 @@ impl Task {
 
 /// A task panicked. Its effects may have taken place.
 #[derive(Debug, thiserror::Error)]
-#[error("the task {} panicked: {message}", .task.name())]
+#[error("task {} panicked: {message}", .task.name())]
 pub(super) struct Panicked {
     task: Task,
     message: String,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_panics_answers_with_what_it_said() {
+    fn a_task_that_panics_returns_its_panic_message() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (sender, inputs) = mpsc::channel();
         let answer = |work: fn() -> Result<Option<Layout>, TaskError>| {

@@ -50,7 +50,7 @@ struct Faulty {
 }
 
 impl Faulty {
-    async fn meet(
+    async fn fail_or_wait(
         &self,
         of: &Mutex<HashMap<OperationId, Vec<Fault>>>,
         ids: impl Iterator<Item = OperationId>,
@@ -82,7 +82,7 @@ impl Store for Faulty {
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {
         async move {
             let ids: Vec<OperationId> = batch.rows.iter().map(|row| row.id).collect();
-            let is_known = self.meet(&self.writes, ids.into_iter()).await;
+            let is_known = self.fail_or_wait(&self.writes, ids.into_iter()).await;
             let written = self.inner.write(batch).await?;
             match is_known {
                 true => Ok(written),
@@ -97,7 +97,8 @@ impl Store for Faulty {
 
     fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>> {
         async move {
-            self.meet(&self.reads, ids.clone().into_iter()).await;
+            self.fail_or_wait(&self.reads, ids.clone().into_iter())
+                .await;
             self.inner.get_many(ids).await
         }
         .boxed()
@@ -170,7 +171,7 @@ impl Store for Faulty {
     }
 }
 
-struct World {
+struct Fixture {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
     store: Arc<Faulty>,
@@ -178,7 +179,7 @@ struct World {
     _dir: tempfile::TempDir,
 }
 
-impl World {
+impl Fixture {
     async fn new(is_exclusive: bool, stuck_after: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Faulty {
@@ -225,20 +226,20 @@ impl World {
         };
         let scheduler =
             Scheduler::start(settings, parts, &Readiness::default(), &Liveness::default()).unwrap();
-        let world = Self {
+        let fixture = Self {
             cluster,
             topics,
             store,
             scheduler,
             _dir: dir,
         };
-        world
-            .until("every shard runs", |world| {
-                let views = world.scheduler.views.list();
+        fixture
+            .until("every shard runs", |fixture| {
+                let views = fixture.scheduler.views.list();
                 views.iter().all(|view| view.epoch == Some(Epoch(1)))
             })
             .await;
-        world
+        fixture
     }
 
     async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
@@ -326,39 +327,39 @@ fn operation(partition: u32, number: u128) -> OperationId {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease() {
-    let world = World::new(false, PATIENCE).await;
+    let fixture = Fixture::new(false, PATIENCE).await;
     let [first, other, fails] = [operation(1, 1), operation(1, 2), operation(0, 3)];
     let faults = [(first, vec![Fault::Held]), (fails, vec![Fault::Unknown; 3])];
-    world.store.writes.lock().unwrap().extend(faults);
-    world.request(first, IdOrigin::Server);
-    world
-        .until("the first commit is under way", |world| {
-            world.store.writes.lock().unwrap()[&first].is_empty()
+    fixture.store.writes.lock().unwrap().extend(faults);
+    fixture.request(first, IdOrigin::Server);
+    fixture
+        .until("the first commit is under way", |fixture| {
+            fixture.store.writes.lock().unwrap()[&first].is_empty()
         })
         .await;
     // The next commit has rows of both partitions.
     for id in [other, fails] {
-        world.request(id, IdOrigin::Server);
+        fixture.request(id, IdOrigin::Server);
     }
-    world
-        .until("both operations are in memory", |world| {
-            let views = world.scheduler.views.list();
+    fixture
+        .until("both operations are in memory", |fixture| {
+            let views = fixture.scheduler.views.list();
             let in_flight: Vec<usize> = views.iter().map(|view| view.in_flight).collect();
             in_flight == [1, 2]
         })
         .await;
-    world.store.let_go.add_permits(1);
-    world
-        .until("every operation's step is asked for", |world| {
-            world.steps().len() == 3
+    fixture.store.let_go.add_permits(1);
+    fixture
+        .until("every operation's step is asked for", |fixture| {
+            fixture.steps().len() == 3
         })
         .await;
-    assert!(world.store.writes.lock().unwrap()[&fails].is_empty());
-    let steps = world.steps();
+    assert!(fixture.store.writes.lock().unwrap()[&fails].is_empty());
+    let steps = fixture.steps();
     assert!(steps.iter().all(|step| step.epoch == Epoch(1)), "{steps:?}");
-    let views = world.scheduler.views.list();
+    let views = fixture.scheduler.views.list();
     assert!(views.iter().all(|view| view.epoch == Some(Epoch(1))));
-    world.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -382,22 +383,22 @@ async fn is_taken_again(is_exclusive: bool, fault: Fault, is_read: bool) {
         Fault::Silent => LEASE,
         _ => 2 * PATIENCE,
     };
-    let world = World::new(is_exclusive, stuck_after).await;
+    let fixture = Fixture::new(is_exclusive, stuck_after).await;
     let id = operation(0, 7);
     let faults = match is_read {
-        true => &world.store.reads,
-        false => &world.store.writes,
+        true => &fixture.store.reads,
+        false => &fixture.store.writes,
     };
     faults.lock().unwrap().insert(id, vec![fault]);
-    world.request(id, IdOrigin::Caller);
-    world
-        .until(&format!("{case:?}: its step is asked for"), |world| {
-            !world.steps().is_empty()
+    fixture.request(id, IdOrigin::Caller);
+    fixture
+        .until(&format!("{case:?}: its step is asked for"), |fixture| {
+            !fixture.steps().is_empty()
         })
         .await;
-    let steps = world.steps();
+    let steps = fixture.steps();
     assert_eq!(steps.len(), 1);
     assert!(steps[0].epoch > Epoch(1), "{case:?}: {steps:?}");
     assert!(faults.lock().unwrap()[&id].is_empty(), "{case:?}");
-    world.stop().await;
+    fixture.stop().await;
 }

@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Counts and logs unreadable rows.
 pub(super) struct UnreadableRows {
     counter: Counter,
-    what_came_of_it: &'static str,
+    message: &'static str,
     pace: Pace,
 }
 
@@ -24,7 +24,7 @@ impl UnreadableRows {
     pub(super) fn loaded() -> Self {
         Self {
             counter: ROWS_UNREADABLE.of([]),
-            what_came_of_it: "a row cannot be read; its operation waits for a person",
+            message: "unreadable row; its operation needs operator action",
             pace: Pace::default(),
         }
     }
@@ -33,13 +33,13 @@ impl UnreadableRows {
     pub(super) fn replaced() -> Self {
         Self {
             counter: ROWS_REPLACED.of([]),
-            what_came_of_it: "a row could not be read; what is known now was written over it",
+            message: "unreadable row; replaced it with the current state",
             pace: Pace::default(),
         }
     }
 
     /// Reports an unreadable row.
-    pub(super) fn met(&mut self, row: &CorruptRow) {
+    pub(super) fn report(&mut self, row: &CorruptRow) {
         self.counter.increment(1);
         if let Some(untold) = self.pace.line(Instant::now()) {
             tracing::error!(
@@ -47,7 +47,7 @@ impl UnreadableRows {
                 error = row as &dyn std::error::Error,
                 untold,
                 "{}",
-                self.what_came_of_it
+                self.message
             );
         }
     }

@@ -97,7 +97,7 @@ impl SchedulerLoop {
                 return slot.rest(RETRY_AFTER);
             }
             Err(error) => {
-                tracing::warn!(%shard, error = %chain(&error), "cannot take the partition");
+                tracing::warn!(%shard, error = %chain(&error), "cannot take over the partition");
                 return slot.rest(RETRY_AFTER);
             }
         };
@@ -115,8 +115,8 @@ impl SchedulerLoop {
             );
             tracing::error!(
                 %shard, %mismatch, %done, %begins,
-                "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
-                 from its beginning"
+                "skipping deleted records, as set by scheduler.skipDeletedRequests: reading the \
+                 log from its beginning"
             );
             mismatch.pass_over(row, &ends.first);
             row_is_known = false;
@@ -172,7 +172,7 @@ impl SchedulerLoop {
             high_priority_from = %start.at.high_priority,
             high_priority_end = %ends.next.high_priority,
             replies_from = %start.at.replies,
-            "owning the partition"
+            "took over the partition"
         );
         let engine = PartitionEngine::new(
             self.engine_config.clone(),
@@ -215,8 +215,8 @@ impl SchedulerLoop {
             return;
         };
         let judged = owned.stored;
-        tracing::error!(%shard, ?source, %cause, "the partition cannot be read");
-        self.give_up(shard, "the partition cannot be read");
+        tracing::error!(%shard, ?source, %cause, "cannot read the partition");
+        self.give_up(shard, "cannot read the partition");
         if let LostCause::Fingerprint { .. } = cause
             && let Some(priority) = source.priority()
             && let Some(slot) = self.slots.get_mut(&shard)
@@ -247,7 +247,7 @@ impl SchedulerLoop {
             return;
         };
         if let SlotState::Owned(_) = slot.state {
-            tracing::warn!(%shard, reason, "dropping the partition; it is taken again shortly");
+            tracing::warn!(%shard, reason, "dropping the partition; taking it again shortly");
             self.consumers.remove(shard);
             self.commits.forget(shard);
             slot.dropped_for = Some(reason.to_owned());
@@ -268,7 +268,7 @@ impl SchedulerLoop {
             .collect();
         for shard in expired {
             LEASES_LOST.of([]).increment(1);
-            self.give_up(shard, "the lease ran out");
+            self.give_up(shard, "the lease expired");
         }
     }
 
@@ -396,7 +396,7 @@ impl SchedulerLoop {
             }
             Ok(false) => self.give_up(shard, "another owner took the lease"),
             Err(error) => {
-                tracing::warn!(%shard, error = %chain(&error), "the lease was not renewed");
+                tracing::warn!(%shard, error = %chain(&error), "could not renew the lease");
                 // The write may have happened or may happen yet, so the next renewal must not reuse
                 // its number.
                 owned.lease.row.renewal = renewal.row.renewal;
@@ -453,7 +453,11 @@ async fn read_ends(
     loop {
         match ends.read(partition).await {
             Err(error) if BootTime::now() + RETRY_AFTER < lease.valid_until => {
-                tracing::info!(%partition, error = %chain(&error), "asking again for the logs' ends");
+                tracing::info!(
+                    %partition,
+                    error = %chain(&error),
+                    "cannot read the ends of the logs; retrying"
+                );
                 tokio::time::sleep(ENDS_AGAIN_AFTER).await;
             }
             result => return result,

@@ -46,7 +46,7 @@ impl Views {
         Self {
             shown: Arc::default(),
             readiness: readiness.clone(),
-            has_any: readiness.expect("a shard of its own in the layout"),
+            has_any: readiness.expect("a shard of this process in the layout"),
             heartbeat: Arc::new(liveness.register("scheduler", SILENCE_MAX)),
         }
     }

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_that_was_encoded_goes_on_where_it_stood() {
+    fn an_encoded_cursor_continues_at_its_position() {
         let mut cursor = AttentionCursor::new(
             AttentionOrder::NewestFirst,
             Timestamp(i64::MIN),

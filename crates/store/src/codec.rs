@@ -56,21 +56,21 @@ const NEVER: Timestamp = Timestamp(i64::MAX);
 pub(crate) enum Malformed {
     #[error("it is empty")]
     Empty,
-    #[error("it has format {0}, which this program does not know here")]
+    #[error("it has format {0}, which this program does not support")]
     UnknownFormat(u8),
     #[error("it was in a damaged block when the store was rebuilt")]
     Lost,
     #[error("it ends early, after {0} bytes")]
     Short(usize),
     #[error(
-        "its checksum is {found:08x}, and {written:08x} was written with it: bytes of it have changed"
+        "its checksum is {found:08x}, but {written:08x} was stored with it: the value has changed"
     )]
     Checksum { written: u32, found: u32 },
-    #[error("its body does not decode: {0}")]
+    #[error("its body cannot be decoded: {0}")]
     Body(postcard::Error),
     #[error("{0} bytes follow its end")]
     Trailing(usize),
-    #[error("the sharding scheme is impossible: {0}")]
+    #[error("its sharding scheme is invalid: {0}")]
     ShardingScheme(ShardingScheme),
 }
 

@@ -263,7 +263,7 @@ impl Running {
         drop(commands);
         writer
             .join()
-            .map_err(|_| StoreError::unavailable("closing", "the writer had panicked"))
+            .map_err(|_| StoreError::unavailable("closing", "the writer panicked"))
     }
 }
 

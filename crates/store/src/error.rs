@@ -34,7 +34,7 @@ pub enum StoreError {
     },
     /// The embedded store could not write for a reason other than a full disk, and opens its files
     /// again. Nothing was written. The action may be repeated.
-    #[error("{action} failed in the state store, which opens its files again")]
+    #[error("{action} failed in the state store, which is reopening its files")]
     Reopening {
         /// What was attempted.
         action: &'static str,
@@ -44,7 +44,7 @@ pub enum StoreError {
     },
     /// The database did not report the outcome of a change in time: it may have been made, in whole
     /// or in part, or may still be.
-    #[error("whether {action} has happened in the state store is unknown")]
+    #[error("the outcome of {action} in the state store is unknown")]
     Unknown {
         /// What was attempted.
         action: &'static str,
@@ -53,7 +53,7 @@ pub enum StoreError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// A row exceeds the store's limit. Nothing of its batch was written.
-    #[error("the row of operation {id} has {bytes} bytes, and the store takes {bytes_max}")]
+    #[error("the row of operation {id} has {bytes} bytes, more than the limit of {bytes_max}")]
     RowTooLong {
         /// The operation.
         id: OperationId,
@@ -64,7 +64,7 @@ pub enum StoreError {
     },
     /// The lease or the layout is held in another datacentre, whose lightweight transactions are
     /// not visible here.
-    #[error("{what} is held in datacentre {holder}, and this one is {local}")]
+    #[error("{what} is held in datacentre {holder}, but this process is in {local}")]
     ElsewhereHeld {
         /// The lease, or the layout of shards.
         what: String,
@@ -131,7 +131,7 @@ impl From<CheckError> for StoreError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SchemaError {
     /// The configuration cannot work.
-    #[error("its configuration cannot work: {why}")]
+    #[error("its configuration is invalid: {why}")]
     Config {
         /// Why not.
         why: &'static str,
@@ -150,7 +150,7 @@ pub enum SchemaError {
         nodes: usize,
     },
     /// There are several datacentres, and none is configured, or the configured one does not exist.
-    #[error("the datacentre to use must be one of {}", known.join(", "))]
+    #[error("the configured datacentre must be one of {}", known.join(", "))]
     Datacenter {
         /// The existing datacentres.
         known: Vec<String>,

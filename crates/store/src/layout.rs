@@ -7,8 +7,8 @@
 //! A change of the number of partitions takes several generations:
 //!
 //! * The first records the [intended](Layout::intended) number, which no process uses yet.
-//! * If the number falls, the next records where the remaining partitions are [cut](Layout::cut):
-//!   their shards leave the records beyond the cut to the shards that follow them.
+//! * If the number falls, the next records a [boundary](Layout::with_boundaries) in each remaining
+//!   partition: its shards leave the records beyond to the shards that follow them.
 //! * The next [announces](Layout::announced) the change: producers spread operations by the new
 //!   number, and there are as many shards as will be needed.
 //! * Once no process can write by the old number, the next records where the old partitions
@@ -70,7 +70,7 @@ pub struct Layout {
     scheme: ShardingScheme,
     /// The change of the number of partitions, if one is in progress.
     change: Option<Change>,
-    /// Where partitions were cut when their number first changed, in order.
+    /// The boundaries of partitions when their number first changed, in order.
     boundaries: Vec<TopicOffsets>,
     /// Partitions that no shard reads, now or at an earlier time: one entry for each time, in
     /// order.
@@ -161,22 +161,22 @@ impl Layout {
         })
     }
 
-    /// The next layout, which cuts the partitions that remain of a smaller intended number at
-    /// `begins`.
+    /// The next layout, which records `begins` as boundaries of the partitions that remain of a
+    /// smaller intended number.
     ///
     /// # Errors
     ///
     /// If no smaller number is intended, or `begins` does not have one offset for each of them.
-    pub fn cut(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
+    pub fn with_boundaries(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         let change = self.at(&Step::Intended)?;
         if !change.is_to_fewer() || begins.len() != change.begun() as usize {
             return Err(LayoutError::Step);
         }
         let mut next = self.next(self.scheme)?;
-        next.cut_at(&begins);
+        next.keep_boundaries(&begins);
         let since = next.generation();
         next.change = Some(Change {
-            step: Step::Cut,
+            step: Step::Bounded,
             begins: Some(Begins { since, at: begins }),
             ..change.clone()
         });
@@ -188,10 +188,10 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If none is intended, or a smaller number that is not cut, or `begins` does not have one
+    /// If none is intended, or a smaller number without boundaries, or `begins` does not have one
     /// offset for each added partition.
     pub fn announced(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
-        if let Ok(change) = self.at(&Step::Cut) {
+        if let Ok(change) = self.at(&Step::Bounded) {
             if !begins.is_empty() {
                 return Err(LayoutError::Step);
             }
@@ -251,7 +251,7 @@ impl Layout {
         let mut next = self.next(among(change.to, self.scheme.shards()))?;
         let into = next.generation();
         if !change.is_to_fewer() {
-            next.cut_at(&ends);
+            next.keep_boundaries(&ends);
         }
         let left_over = (0..).map(PartitionId).zip(&ends).skip(change.to as usize);
         next.retired
@@ -281,8 +281,8 @@ impl Layout {
         Ok(next)
     }
 
-    /// Remembers where the first partitions are cut, unless they were before.
-    fn cut_at(&mut self, offsets: &[TopicOffsets]) {
+    /// Keeps the boundaries of the first partitions, unless they had boundaries before.
+    fn keep_boundaries(&mut self, offsets: &[TopicOffsets]) {
         let new = offsets.iter().skip(self.boundaries.len());
         self.boundaries.extend(new);
     }
@@ -323,7 +323,7 @@ impl Layout {
         let change = self.change.as_ref()?;
         match &change.step {
             Step::Moved { into, ends } => Some((change, *into, ends)),
-            Step::Intended | Step::Cut | Step::Announced => None,
+            Step::Intended | Step::Bounded | Step::Announced => None,
         }
     }
 
@@ -331,7 +331,7 @@ impl Layout {
     #[must_use]
     pub fn partitions_written(&self) -> u32 {
         match &self.change {
-            Some(change) if !matches!(change.step, Step::Intended | Step::Cut) => change.to,
+            Some(change) if !matches!(change.step, Step::Intended | Step::Bounded) => change.to,
             Some(_) | None => self.scheme.partitions,
         }
     }
@@ -371,10 +371,10 @@ impl Layout {
         self.change.as_ref().map(|change| change.to)
     }
 
-    /// Whether partitions are cut for a smaller number that producers do not use yet.
+    /// Whether partitions have boundaries for a smaller number that producers do not use yet.
     #[must_use]
-    pub fn is_cut(&self) -> bool {
-        self.at(&Step::Cut).is_ok()
+    pub fn has_boundaries(&self) -> bool {
+        self.at(&Step::Bounded).is_ok()
     }
 
     /// Whether another number of partitions is announced, but not read yet.
@@ -429,7 +429,7 @@ impl Layout {
     /// beyond.
     #[must_use]
     pub fn to_begin(&self, partition: PartitionId) -> Option<TopicOffsets> {
-        let change = self.at(&Step::Cut).or(self.at(&Step::Announced)).ok()?;
+        let change = self.at(&Step::Bounded).or(self.at(&Step::Announced)).ok()?;
         let begin = change.begin(partition);
         begin.filter(|_| change.is_to_fewer())
     }
@@ -530,7 +530,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "layout {}: {}", self.generation(), self.scheme)?;
         match self.becomes() {
-            Some(partitions) => write!(f, ", going over to {partitions} partitions"),
+            Some(partitions) => write!(f, ", changing to {partitions} partitions"),
             None => Ok(()),
         }
     }

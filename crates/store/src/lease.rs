@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_merges_begins_at_the_lowest_with_stamps_and_epochs_above_all() {
+    fn a_merged_shard_begins_at_the_lowest_checkpoint_above_all_stamps_and_epochs() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(0));
         let parents = [ended(0, 50, 1), ended(1, 40, 2)];
         let lease = Lease::following(key, PartitionId(0), Begins::default(), &parents);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_splits_stands_where_the_one_stood_that_it_follows() {
+    fn a_split_shard_begins_at_its_predecessors_checkpoint() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(3));
         let parent = ended(1, 40, 2);
         let lease = Lease::following(
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gets_another_partition_begins_where_that_is_said_with_stamps_above() {
+    fn a_shard_with_a_new_partition_begins_at_its_begin_offset_above_all_stamps() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(5));
         let parent = ended(1, 40, 2);
         let begins = Begins {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_stays_with_a_partition_that_was_cut_begins_no_later_than_there() {
+    fn a_shard_that_keeps_a_bounded_partition_begins_no_later_than_the_boundary() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(1));
         let parent = ended(1, 40, 2);
         let boundary = TopicOffsets {

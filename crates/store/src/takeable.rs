@@ -35,7 +35,11 @@ pub async fn takeable(
             return Ok(seen);
         }
         if unchanged_since.elapsed() >= lease.duration + margin {
-            tracing::warn!(lease = %key, epoch = %lease.epoch, "the owner is silent; taking over");
+            tracing::warn!(
+                lease = %key,
+                epoch = %lease.epoch,
+                "the owner stopped renewing its lease; taking over"
+            );
             return Ok(seen);
         }
         tokio::time::sleep(WATCH_INTERVAL).await;

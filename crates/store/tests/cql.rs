@@ -132,7 +132,7 @@ async fn it_is_not_exclusive() {
 
 /// Two processes, each with its own stamps, write the same rows at once, some of them in batches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_racing_writers_the_one_with_the_higher_stamps_stands() {
+async fn the_racing_writer_with_the_higher_stamps_wins() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };
@@ -160,7 +160,7 @@ async fn of_two_racing_writers_the_one_with_the_higher_stamps_stands() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_eight_processes_race_for_has_one_winner_whom_all_see() {
+async fn a_race_of_eight_processes_for_a_lease_has_one_winner() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };
@@ -406,7 +406,7 @@ async fn an_unreadable_row_that_was_read_is_kept_aside_and_named_by_the_write_th
 
 /// A server that does not answer is distinguished from one that refuses, within the patience.
 #[tokio::test]
-async fn what_cannot_be_reached_is_said_within_patience() {
+async fn an_unreachable_server_is_reported_within_the_timeout() {
     let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = unused.local_addr().unwrap();
     drop(unused);

@@ -292,8 +292,8 @@ fn another_process_is_refused_while_the_store_is_open() {
 /// A child writes from several tasks and prints what was acknowledged. It is killed at random
 /// moments, again and again, and everything that it ever printed must be there.
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
-    const TEST: &str = "what_was_acknowledged_survives_kill_9";
+fn acknowledged_writes_survive_kill_9() {
+    const TEST: &str = "acknowledged_writes_survive_kill_9";
     if let Some(dir) = child_dir() {
         write_until_killed(Path::new(&dir));
     }

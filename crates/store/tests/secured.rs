@@ -133,7 +133,7 @@ async fn the_store_is_reached_over_tls_with_a_certificate_and_a_login() {
 }
 
 #[tokio::test]
-async fn whoever_is_not_let_in_learns_why() {
+async fn a_refused_client_gets_the_reason() {
     let Some(site) = Site::new_or_skip().await else {
         return;
     };
@@ -179,7 +179,7 @@ async fn whoever_is_not_let_in_learns_why() {
 }
 
 #[tokio::test]
-async fn a_file_for_tls_that_will_not_do_is_named() {
+async fn an_invalid_tls_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let [missing, empty] = ["missing.pem", "empty.pem"].map(|name| dir.path().join(name));
     std::fs::write(&empty, "").unwrap();
@@ -209,7 +209,7 @@ async fn a_certificate_without_tls_is_refused() {
         key_file: "/key.pem".into(),
     });
     let said = told(&CqlStore::check(&config).await.unwrap_err());
-    assert!(said.contains("over TLS only"), "{said}");
+    assert!(said.contains("requires TLS"), "{said}");
 }
 
 /// An error in its debug form, and with its causes.

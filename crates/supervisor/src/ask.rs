@@ -20,7 +20,7 @@ const CHUNK_MAX: usize = 500;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The recovery does not fit into a record.
-    #[error("a recovery cannot be written")]
+    #[error("cannot write a recovery")]
     Encode(#[from] EncodeError),
     /// The broker did not acknowledge it.
     #[error("a recovery was not acknowledged")]
@@ -104,7 +104,7 @@ impl Asker {
                         partition: came_from,
                         ..record.clone()
                     };
-                    let cause = format!("it cannot be sent on: {error}");
+                    let cause = format!("cannot send it: {error}");
                     self.publish_dead_letters(&[dead_letter(record, "supervisor", &cause)])
                         .await?;
                 }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_waits_for_the_one_before_it_and_a_pause_owes_nothing() {
+    fn a_burst_waits_for_the_previous_one_and_a_pause_earns_no_credit() {
         let mut pace = Pace::new(1_000);
         let start = Instant::now();
         assert_eq!(pace.take(500, start), Duration::ZERO);

@@ -58,9 +58,9 @@ const NAMED_MAX: usize = 20;
 /// Why a round ended early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AuditError {
-    #[error("the state store cannot be read")]
+    #[error("cannot read the state store")]
     Store(#[from] StoreError),
-    #[error("the end of the recoveries cannot be read")]
+    #[error("cannot read the end of the recoveries topic")]
     Admin(#[from] AdminError),
     #[error("recoveries were not acknowledged")]
     Ask(#[from] AskError),
@@ -113,7 +113,7 @@ struct Unreadable {
 struct UnreadableRow {
     is_logged: bool,
     /// The current round has met this row.
-    is_met: bool,
+    is_noted: bool,
 }
 
 /// What to report about an unreadable row.
@@ -152,12 +152,12 @@ impl Unreadable {
     fn begin_round(&mut self) {
         self.logs_left = NAMED_MAX;
         for row in self.rows.values_mut() {
-            row.is_met = false;
+            row.is_noted = false;
         }
     }
 
     /// Records that this round met an unreadable row. One operation may have several entries.
-    fn meet(&mut self, operation: OperationId) -> Report {
+    fn note(&mut self, operation: OperationId) -> Report {
         let known = self.rows.get(&operation);
         let count = known.is_none();
         let was_logged = known.is_some_and(|row| row.is_logged);
@@ -168,7 +168,7 @@ impl Unreadable {
         if !count || self.rows.len() < SUSPECTS_MAX {
             let row = UnreadableRow {
                 is_logged: was_logged || log,
-                is_met: true,
+                is_noted: true,
             };
             self.rows.insert(operation, row);
         }
@@ -177,7 +177,7 @@ impl Unreadable {
 
     /// Ends a complete round. Rows that it did not meet can be read again, or were deleted.
     fn end_round(&mut self) {
-        self.rows.retain(|_, row| row.is_met);
+        self.rows.retain(|_, row| row.is_noted);
     }
 }
 
@@ -210,7 +210,7 @@ impl Audit {
             tokio::time::sleep(self.auditor.every).await;
             if let Err(error) = self.round().await {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(index_shard = %self.index_shard, error, "an audit of live operations ended early and is repeated");
+                tracing::warn!(index_shard = %self.index_shard, error, "audit failed; retrying");
             }
         }
     }
@@ -283,7 +283,8 @@ impl Audit {
                             operation = %row.id,
                             due = %time_text(due),
                             index_shard = %self.index_shard,
-                            "waking an operation that nothing would have woken"
+                            "audit found a live operation that nothing would resume; requesting \
+                             its recovery"
                         );
                     }
                     found.woken += 1;
@@ -304,7 +305,7 @@ impl Audit {
 
     /// Counts and logs an unreadable row, unless an earlier round did.
     fn report_unreadable(&mut self, corrupt: &CorruptRow) {
-        let report = self.unreadable.meet(corrupt.id);
+        let report = self.unreadable.note(corrupt.id);
         if report.count {
             self.auditor.metrics.unreadable.increment(1);
         }
@@ -471,7 +472,7 @@ mod tests {
         let ids = (0..rows).map(|number| OperationId(uuid::Uuid::from_u128(number)));
         let reports: Vec<Report> = ids
             .flat_map(|id| [id, id])
-            .map(|id| unreadable.meet(id))
+            .map(|id| unreadable.note(id))
             .collect();
         let counted = reports.iter().filter(|report| report.count).count();
         let logged = reports.iter().filter(|report| report.log).count();

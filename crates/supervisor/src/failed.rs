@@ -54,10 +54,10 @@ impl Following {
             ..GroupOptions::new(format!("{}.{GROUP}", topics.prefix()), "waybill-supervisor")
         };
         let mut consumer = GroupConsumer::new(&self.parts.kafka, &options)
-            .context("the supervisor's consumer cannot be made")?;
+            .context("cannot create the supervisor's consumer")?;
         consumer
             .subscribe(&[topics.failed_operations()])
-            .context("failed operations cannot be followed")?;
+            .context("cannot read the failed operations")?;
         let runtime = Handle::current();
         let (end, ended) = tokio::sync::oneshot::channel();
         std::thread::Builder::new()
@@ -66,7 +66,7 @@ impl Following {
                 let result = self.follow(consumer, &runtime, &stop);
                 _ = end.send(result);
             })
-            .context("the supervisor's polling thread cannot be started")?;
+            .context("cannot start the supervisor's polling thread")?;
         ended
             .await
             .unwrap_or_else(|_| Err(anyhow::anyhow!("the supervisor's polling thread panicked")))
@@ -98,14 +98,14 @@ impl Following {
             else {
                 continue;
             };
-            let tell = async || {
+            let publish = async || {
                 self.asker.publish_dead_letters(&dead_letters).await?;
                 self.asker.ask(&recoveries).await
             };
-            while let Err(error) = runtime.block_on(tell()) {
+            while let Err(error) = runtime.block_on(publish()) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "what becomes of failed operations cannot be said; trying again"
+                    "could not write the decisions on failed operations; retrying"
                 );
                 let until = Instant::now() + REST;
                 while Instant::now() < until && !stop.is_cancelled() {
@@ -124,7 +124,7 @@ impl Following {
             if let Err(error) = consumer.commit(&commits) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "offsets of failed operations are not committed; they are read again"
+                    "could not commit offsets of failed operations; they will be read again"
                 );
             }
         }
@@ -160,7 +160,8 @@ impl Following {
                         partition = %record.partition,
                         offset = %record.offset,
                         error = &error as &dyn std::error::Error,
-                        "a record of failed-operations cannot be read and goes to the dead-letter topic; its operation is found by the deadline index"
+                        "unreadable record in failed-operations; sending it to the dead-letter \
+                         topic (the deadline index still has its operation)"
                     );
                     dead_letters.push(dead_letter(record.clone(), "supervisor", &chain(&error)));
                 }
@@ -184,7 +185,7 @@ struct Decided {
 fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
     consumer
         .hold(held)
-        .context("records that wait cannot be left in their topic")
+        .context("could not stop holding back records")
 }
 
 /// The records of one poll.

@@ -30,9 +30,9 @@ const REST: Duration = Duration::from_secs(1);
 /// Why a pass over an index shard ended early.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
-    #[error("the deadline index cannot be swept")]
+    #[error("cannot sweep the deadline index")]
     Store(#[from] StoreError),
-    #[error("what is due cannot be asked for")]
+    #[error("cannot request recoveries of due operations")]
     Ask(#[from] AskError),
 }
 
@@ -151,8 +151,9 @@ impl IndexShard {
                 tracing::warn!(
                     index_shard = %self.index_shard,
                     behind = ?sweep.behind(wall_clock()),
-                    "the sweep skips to the last hour: the clock was behind, or no supervisor ran for long; the audit finds \
-                     operations that have been due for longer"
+                    "the sweep skips to the last hour, because the clock was behind or no \
+                     supervisor ran for long; the audit finds operations that have been due for \
+                     longer"
                 );
                 self.store
                     .advance_due_cursor(self.index_shard, cursor)
@@ -168,7 +169,11 @@ impl IndexShard {
                 Ok(_) => {}
                 Err(error) => {
                     self.metrics.failed_passes.increment(1);
-                    tracing::warn!(index_shard = %self.index_shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
+                    tracing::warn!(
+                        index_shard = %self.index_shard,
+                        error = &error as &dyn std::error::Error,
+                        "sweep ended early; retrying"
+                    );
                     tokio::time::sleep(REST).await;
                 }
             }
@@ -177,7 +182,7 @@ impl IndexShard {
                 () = stop.cancelled() => return lease.release().await,
             }
         }
-        tracing::warn!(index_shard = %self.index_shard, "another supervisor has the index shard");
+        tracing::warn!(index_shard = %self.index_shard, "another supervisor owns the index shard");
         Ok(())
     }
 
@@ -267,7 +272,11 @@ impl IndexShard {
                 Ok(None) => recoveries.push(self.look_at(*entry, now)),
                 Err(corrupt) => {
                     self.metrics.unreadable.increment(1);
-                    tracing::error!(operation = %entry.operation, error = &corrupt as &dyn std::error::Error, "a row that is due cannot be read");
+                    tracing::error!(
+                        operation = %entry.operation,
+                        error = &corrupt as &dyn std::error::Error,
+                        "cannot read the row of a due operation"
+                    );
                     recoveries.push(self.look_at(*entry, now));
                 }
             }
@@ -280,7 +289,7 @@ impl IndexShard {
             id: entry.operation.event_id("wake"),
             operation: entry.operation,
             asked_by: self.name.to_string(),
-            reason: "an index entry came up and its row cannot be read".to_owned(),
+            reason: "an index entry is due, but its row is missing or unreadable".to_owned(),
             asked_at: now,
             due: Some(entry.due),
             verb: RecoveryVerb::Wake,

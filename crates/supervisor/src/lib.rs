@@ -126,7 +126,7 @@ async fn supervise(
         settings.recoveries_per_second_max,
         metrics.clone(),
     )
-    .context("the supervisor's producer cannot be made")?;
+    .context("cannot create the supervisor's producer")?;
     let asker = Arc::new(asker);
 
     let rerouter = Rerouter::new(
@@ -136,7 +136,7 @@ async fn supervise(
         asker.clone(),
         metrics.clone(),
     );
-    let rerouter = Arc::new(rerouter.context("the supervisor's admin client cannot be made")?);
+    let rerouter = Arc::new(rerouter.context("cannot create the supervisor's admin client")?);
     let turn = Turn::default();
     let auditor = Auditor {
         name: name.clone(),
@@ -146,7 +146,7 @@ async fn supervise(
         partition_map: parts.partition_map.clone(),
         asker: asker.clone(),
         admin: Admin::new(&parts.kafka, "waybill-audit")
-            .context("the audit's admin client cannot be made")?,
+            .context("cannot create the audit's admin client")?,
         topics: parts.topics.clone(),
         metrics: metrics.clone(),
         turn: turn.clone(),
@@ -189,7 +189,7 @@ async fn supervise(
         index_shards = all.len();
         tokio::select! {
             ended = tasks.join_next() => match ended {
-                Some(ended) => ended.context("a part of the supervisor panicked")??,
+                Some(ended) => ended.context("a task of the supervisor panicked")??,
                 None => return Ok(()),
             },
             () = partition_map.changed() => {}

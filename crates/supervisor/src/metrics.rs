@@ -12,37 +12,38 @@ use super::parked::Waits;
 
 const RECOVERIES: Metric<Counter, 1> = Metric::new(
     "waybill_supervisor_recoveries_total",
-    "Recoveries asked of the schedulers, by verb",
+    "Recoveries requested from the schedulers, by verb",
     ["verb"],
 );
 const UNREADABLE: Metric<Counter> = Metric::new(
     "waybill_supervisor_unreadable_rows_total",
-    "Unreadable rows: due ones, and each that an audit finds for the first time",
+    "Unreadable rows: rows of due operations, and rows that an audit finds unreadable for the \
+     first time",
     [],
 );
 const FAILED_PASSES: Metric<Counter> = Metric::new(
     "waybill_supervisor_failed_passes_total",
-    "Passes over an index shard of the deadline index that ended early and were repeated",
+    "Sweeps of an index shard that ended early and were repeated",
     [],
 );
 const DECIDED: Metric<Counter> = Metric::new(
     "waybill_supervisor_decided_total",
-    "Failed operations of which it was decided what becomes of them",
+    "Failed operations that the supervisor decided on",
     [],
 );
 const REROUTED: Metric<Counter> = Metric::new(
     "waybill_supervisor_rerouted_total",
-    "Records that were written to partitions that are left over, and sent on to their own",
+    "Records rerouted from partitions that are no longer in use",
     [],
 );
 const OVERDUE: Metric<Histogram> = Metric::new(
     "waybill_supervisor_overdue_seconds",
-    "How long after it was due something was asked for",
+    "Delay between the due time of an operation and the request for its recovery",
     [],
 );
 const SWEPT_AT: Metric<Gauge, 1> = Metric::new(
     "waybill_supervisor_last_sweep_timestamp_seconds",
-    "When the index shard was last swept whole, in seconds since the Unix epoch",
+    "When the last complete sweep of the index shard ended, in seconds since the Unix epoch",
     ["index_shard"],
 );
 const BEHIND: Metric<Gauge, 1> = Metric::new(
@@ -52,23 +53,24 @@ const BEHIND: Metric<Gauge, 1> = Metric::new(
 );
 const PARKED: Metric<Gauge, 2> = Metric::new(
     "waybill_parked_operations",
-    "Operations that wait for a person, looked at twice a minute; of one index shard and state no more than 10000 are counted",
+    "Parked operations, counted twice a minute; at most 10000 per index shard and state",
     ["index_shard", "state"],
 );
 const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
     "waybill_parked_oldest_age_seconds",
-    "How long the operation that has waited longest for a person has been parked; 0 if none is",
+    "How long the operation that was parked first has been parked; 0 if none is",
     ["index_shard", "state"],
 );
 
 const UNWOKEN: Metric<Gauge, 1> = Metric::new(
     "waybill_supervisor_unwoken_operations",
-    "Live operations that the last audit of the index shard found without anything to wake them, and woke",
+    "Live operations that the last audit of the index shard found with nothing to resume them, and \
+     resumed",
     ["index_shard"],
 );
 const AUDIT_WOKEN: Metric<Counter> = Metric::new(
     "waybill_supervisor_audit_woken_total",
-    "Live operations that audits found without anything to wake them, and woke",
+    "Live operations that audits found with nothing to resume them, and resumed",
     [],
 );
 

@@ -108,17 +108,21 @@ impl Parked {
     /// Keeps the gauges of the index shard current until the future is dropped.
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
-            if let Err(error) = self.look(wall_clock()).await {
+            if let Err(error) = self.refresh(wall_clock()).await {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(index_shard = %self.index_shard, error, "what is parked could not be counted, and is counted again");
+                tracing::warn!(
+                    index_shard = %self.index_shard,
+                    error,
+                    "could not count parked operations; retrying"
+                );
             }
-            self.tell();
+            self.show();
             tokio::time::sleep(EVERY).await;
         }
     }
 
     /// Updates the gauges.
-    fn tell(&self) {
+    fn show(&self) {
         self.metrics
             .parked(self.index_shard, wall_clock(), |state| self.waits(state));
     }
@@ -132,8 +136,8 @@ impl Parked {
     }
 
     /// Rereads the known parked operations, and reads entries added since.
-    async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
-        self.look_again().await?;
+    async fn refresh(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        self.remove_settled().await?;
         // There is room again: read the whole table for the operations that were left out.
         if self.left_out && self.room().values().all(|room| *room > 0) {
             self.whole_at = None;
@@ -159,7 +163,7 @@ impl Parked {
             }
             drop(turn);
             if is_first {
-                self.tell();
+                self.show();
             }
             match page.next {
                 Some(next) => cursor = next,
@@ -174,7 +178,7 @@ impl Parked {
     }
 
     /// Removes operations that are no longer parked.
-    async fn look_again(&mut self) -> Result<(), StoreError> {
+    async fn remove_settled(&mut self) -> Result<(), StoreError> {
         let ids: Vec<OperationId> = self.known.keys().copied().collect();
         for ids in ids.chunks(PAGE) {
             let turn = self.turn.clone().lock_owned().await;

@@ -39,17 +39,17 @@ const TURNS: usize = 8;
 /// Why records were not rerouted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RerouteError {
-    #[error("the brokers cannot be asked for them")]
+    #[error("a request to the brokers failed")]
     Admin(#[from] AdminError),
-    #[error("they cannot be read")]
+    #[error("cannot create the consumer")]
     Client(#[from] ClientError),
-    #[error("they cannot be read")]
+    #[error("cannot assign the partition")]
     Request(#[from] RequestError),
-    #[error("they cannot be read")]
+    #[error("cannot read the records")]
     Poll(#[from] PollError),
-    #[error("they were not taken")]
+    #[error("could not write the rerouted records")]
     Ask(#[from] AskError),
-    #[error("the thread that read them is gone")]
+    #[error("the reading thread failed")]
     Thread(#[from] tokio::task::JoinError),
 }
 

@@ -221,10 +221,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cursor_passed_is_looked_at_once_more_before_it_moves_on() {
+    fn a_bucket_that_the_cursor_passed_is_read_once_more() {
         let mut sweep = sweep(10);
-        let (met, late) = (entry(10, 1), entry(10, 2));
-        sweep.dealt_with(DueBucket(10), &[met]);
+        let (seen, late) = (entry(10, 1), entry(10, 2));
+        sweep.dealt_with(DueBucket(10), &[seen]);
         for bucket in [10, 11, 12] {
             sweep.was_read(DueBucket(bucket), at(20, 0), false);
         }
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(sweep.next_cursor(), None, "it looks again first");
         // The writer's clock was set back since.
         assert_eq!(sweep.to_read(at(9, 0)), buckets(10..=12));
-        assert!(!sweep.is_new(DueBucket(10), &met, at(9, 0)));
+        assert!(!sweep.is_new(DueBucket(10), &seen, at(9, 0)));
         assert!(sweep.is_new(DueBucket(10), &late, at(9, 0)));
         for bucket in [10, 11, 12] {
             sweep.was_read(DueBucket(bucket), at(9, 0), false);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_stands_still_falls_behind() {
+    fn a_stalled_sweep_falls_behind() {
         let mut sweep = sweep(10);
         assert_eq!(sweep.behind(at(10, 500)), Duration::ZERO);
         assert_eq!(sweep.behind(at(15, 0)), Duration::from_secs(4));

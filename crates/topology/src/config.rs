@@ -71,7 +71,7 @@ impl KafkaConfig {
             if self.properties.0.contains_key(&property) {
                 return Err(ConfigError::invalid(
                     format!("kafka.propertyFiles.{property}"),
-                    "is set in kafka.properties too; keep one",
+                    "is also set in kafka.properties; remove one of the two",
                 ));
             }
             let text = files.read(&path, &format!("kafka.properties.{property}"))?;
@@ -112,16 +112,19 @@ impl KafkaConfig {
             Ok(()) => return self.check_security(),
             Err(ClientError::Reserved { property }) => {
                 let problem = match property.as_str() {
-                    "bootstrap.servers" | "metadata.broker.list" => "belongs into kafka.brokers",
-                    _ => "is set by Waybill and cannot be configured: its promises rest on it",
+                    "bootstrap.servers" | "metadata.broker.list" => "must be set as kafka.brokers",
+                    _ => {
+                        "is set by Waybill and cannot be configured: Waybill's guarantees depend \
+                          on it"
+                    }
                 };
                 (property, problem.to_owned())
             }
             Err(ClientError::UnknownProperty { property }) => {
-                (property, "is no property that librdkafka knows".to_owned())
+                (property, "is not a librdkafka property".to_owned())
             }
             Err(ClientError::InvalidValue { property }) => {
-                (property, "has a value that librdkafka refuses".to_owned())
+                (property, "has a value that librdkafka rejects".to_owned())
             }
             Err(ClientError::Create { reason, .. }) => (String::new(), reason),
         };
@@ -146,7 +149,8 @@ impl KafkaConfig {
                 _ => continue,
             };
             let problem = format!(
-                "is of no use where kafka.properties.security.protocol is {protocol}: set that to {needed}"
+                "has no effect when kafka.properties.security.protocol is {protocol}: set \
+                 security.protocol to {needed}"
             );
             return Err(ConfigError::invalid(
                 format!("kafka.properties.{name}"),
@@ -271,16 +275,16 @@ mod tests {
     }
 
     #[test]
-    fn a_property_that_no_client_takes_is_refused_by_name_and_its_value_is_not_told() {
+    fn an_invalid_property_is_refused_by_name_without_its_value() {
         for (property, expected) in [
             ("acks", "acks is set by Waybill"),
             ("enable.idempotence", "enable.idempotence is set by Waybill"),
             ("auto.offset.reset", "auto.offset.reset is set by Waybill"),
             (
                 "bootstrap.servers",
-                "bootstrap.servers belongs into kafka.brokers",
+                "bootstrap.servers must be set as kafka.brokers",
             ),
-            ("sasl.pasword", "sasl.pasword is no property"),
+            ("sasl.pasword", "sasl.pasword is not a librdkafka property"),
             ("security.protocol", "security.protocol has a value"),
         ] {
             let properties = [(property.to_owned(), "hunter2".to_owned())].into();
@@ -330,7 +334,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("sasl.password is set in kafka.properties too"),
+            error.contains("sasl.password is also set in kafka.properties"),
             "{error}"
         );
         assert!(!error.contains("hunter2"), "{error}");

@@ -16,7 +16,7 @@ use waybill_telemetry::chain;
 use crate::shards;
 
 /// The interval between reads of the layout.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The current mapping of operations to partitions. Clones share it.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ impl PartitionMap {
         partitions: u32,
     ) -> Result<(Self, Follower), StoreError> {
         let layout = shards::layout(&*store, partitions).await?;
-        let (told, partition_map) = watch::channel(Arc::new(layout));
-        Ok((Self(partition_map), Follower { store, told }))
+        let (sender, partition_map) = watch::channel(Arc::new(layout));
+        Ok((Self(partition_map), Follower { store, sender }))
     }
 
     /// The current layout.
@@ -113,22 +113,22 @@ impl PartitionMap {
 #[derive(Debug)]
 pub struct Follower {
     store: Arc<dyn Store>,
-    told: watch::Sender<Arc<Layout>>,
+    sender: watch::Sender<Arc<Layout>>,
 }
 
 impl Follower {
     /// Follows the stored layout until it is stopped.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let mut is_away = false;
+        let mut has_failed = false;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(CHECK_EVERY) => {}
                 () = stop.cancelled() => return Ok(()),
             }
             match self.store.layout().await {
                 Ok(Some(layout)) => {
-                    is_away = false;
-                    self.told.send_if_modified(|known| {
+                    has_failed = false;
+                    self.sender.send_if_modified(|known| {
                         // The first stored layout may differ from the default and have the same
                         // generation.
                         let is_newer =
@@ -137,7 +137,7 @@ impl Follower {
                         if is_newer && partitions != known.partitions_written() {
                             tracing::info!(
                                 partitions,
-                                "operations are spread over another number of partitions"
+                                "the number of partitions for new operations changed"
                             );
                         }
                         if is_newer {
@@ -148,8 +148,8 @@ impl Follower {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    if !std::mem::replace(&mut is_away, true) {
-                        tracing::warn!(error = %chain(&error), "how operations are partition_map cannot be read");
+                    if !std::mem::replace(&mut has_failed, true) {
+                        tracing::warn!(error = %chain(&error), "cannot read the partition map");
                     }
                 }
             }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_to_a_partition_after_it_was_cut_is_sent_to_its_own() {
+    fn records_beyond_the_boundary_of_a_partition_are_rerouted() {
         let more = Layout::first(1).intended(2).unwrap();
         let more = more.announced(vec![at(0)]).unwrap();
         let more = more.moved(vec![at(10)]).unwrap().settled(&[]).unwrap();
@@ -196,7 +196,11 @@ mod tests {
         assert!(!is_sent_on(&more, 0, 9, of(1)), "before");
         assert!(!is_sent_on(&more, 0, 10, of(0)), "its own");
 
-        let fewer = more.intended(1).unwrap().cut(vec![at(90)]).unwrap();
+        let fewer = more
+            .intended(1)
+            .unwrap()
+            .with_boundaries(vec![at(90)])
+            .unwrap();
         let fewer = fewer.announced(Vec::new()).unwrap();
         let fewer = fewer.moved(vec![at(95), at(40)]).unwrap();
         let fewer = fewer.settled(&[]).unwrap();

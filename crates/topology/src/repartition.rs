@@ -34,12 +34,12 @@ use crate::topics::{DISK_BOUND, names_with_partitions_of_operations};
 use crate::{PARTITIONS_MAX, TopologySettings};
 
 /// The interval between checks whether shards have begun.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// The interval between checks for an unfinished change.
 const FINISH_EVERY: Duration = Duration::from_secs(2);
 /// How long a step may make no progress, in addition to two settle times, before another process
 /// resumes it.
-const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
+const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// How long to wait for shards. They begin whether or not the command waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -47,29 +47,31 @@ const READERS_PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, thiserror::Error)]
 pub enum RepartitionError {
     /// The store failed.
-    #[error("the state store cannot be asked")]
+    #[error("cannot access the state store")]
     Store(#[from] StoreError),
     /// The brokers failed or refused the request.
-    #[error("the brokers cannot be asked")]
+    #[error("a request to the brokers failed")]
     Brokers(#[from] AdminError),
     /// The client could not be made.
-    #[error("the brokers cannot be reached")]
+    #[error("cannot create a Kafka client")]
     Client(#[from] ClientError),
     /// The layout does not allow this number.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The number is above the limit.
-    #[error("{PARTITIONS_MAX} partitions are the most, and {0} are asked for")]
+    #[error("the number of partitions must be at most {PARTITIONS_MAX}, not {0}")]
     TooMany(u32),
     /// No scheduler has stored a layout yet, so there is nothing to change.
     #[error(
-        "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
+        "the state store has no layout yet: start a scheduler, which creates one with `partitions` \
+         of its configuration"
     )]
     NotBegun,
     /// The new number is in use, but a shard has not moved to its new partition yet.
     #[error(
-        "the new number of partitions is read; shard {shard} has yet to read partition {partition} to where it ended \
-         (requests {}, high-priority requests {}, replies {}, recoveries {}). That goes on by itself",
+        "the new number of partitions is in use, but shard {shard} has not yet read partition \
+         {partition} to its end (requests {}, high-priority requests {}, replies {}, recoveries \
+         {}). The shard continues without this command",
         .end.requests, .end.high_priority, .end.replies, .end.recoveries
     )]
     Unmoved {
@@ -82,19 +84,21 @@ pub enum RepartitionError {
     },
     /// To shrink, every shard has to run under the new layout, and one does not.
     #[error(
-        "shard {0} does not run, and every shard has to before there are fewer partitions: start a scheduler that \
-         has it, or start it where it was stopped (`PUT /schedulers/{0}` on the admin port)"
+        "shard {0} is not running, and every shard must run before the number of partitions can be \
+         reduced: start a scheduler with this shard, or start the shard if it was stopped (`PUT \
+         /schedulers/{0}` on the admin port)"
     )]
     Unbegun(ShardId),
     /// Another change replaced this one.
-    #[error("somebody has gone over to another number of partitions meanwhile")]
+    #[error("another change of the number of partitions replaced this one")]
     Replaced,
     /// A topic does not exist.
-    #[error("there is no topic {0}: `waybill topics create` makes it")]
+    #[error("topic {0} does not exist: create it with `waybill topics create`")]
     NoTopic(String),
     /// A broker does not know all partitions of a topic yet.
     #[error(
-        "the broker that was asked knows {has} partitions of topic {topic}, and there are {expected}: ask again"
+        "a broker reports {has} partitions of topic {topic}, but at least {expected} exist: repeat \
+         the command"
     )]
     Unknown {
         /// The topic.
@@ -106,8 +110,8 @@ pub enum RepartitionError {
     },
     /// The disk limit on the embedded broker is too small for this number.
     #[error(
-        "topic {topic} was made with segments of {segment} bytes and a bound of {bound} bytes on disk: of {partitions} \
-         partitions, those alone that are being written would fill half of it"
+        "topic {topic} has segments of {segment} bytes and a disk limit of {bound} bytes: with \
+         {partitions} partitions, the active segments alone would fill half of the limit"
     )]
     Disk {
         /// The topic.
@@ -120,7 +124,10 @@ pub enum RepartitionError {
         bound: u64,
     },
     /// A topic has more partitions than requested.
-    #[error("topic {topic} has {has} partitions: `waybill topics grow --partitions {has}`")]
+    #[error(
+        "topic {topic} has {has} partitions, more than requested: run `waybill topics grow \
+         --partitions {has}`"
+    )]
     TooFew {
         /// The topic.
         topic: String,
@@ -138,7 +145,7 @@ pub struct Repartition {
     /// The topics with as many partitions as operations are spread over.
     names: Vec<String>,
     settle: Duration,
-    stands: Arc<Mutex<Option<RepartitionView>>>,
+    progress: Arc<Mutex<Option<RepartitionView>>>,
 }
 
 /// The progress of a change.
@@ -171,7 +178,7 @@ impl Repartition {
             kafka,
             topics,
             settle: topology.kafka.repartition_settle,
-            stands: Arc::default(),
+            progress: Arc::default(),
         }
     }
 
@@ -184,7 +191,7 @@ impl Repartition {
     /// The progress of the last change that this process began.
     #[must_use]
     pub fn view(&self) -> Option<RepartitionView> {
-        self.stands().clone()
+        self.progress().clone()
     }
 
     /// Begins a change in the background, or returns the running one if it has the same number.
@@ -193,8 +200,8 @@ impl Repartition {
     ///
     /// The running change, if it has another number.
     pub fn begin(&self, partitions: u32) -> Result<RepartitionView, RepartitionView> {
-        let mut stands = self.stands();
-        if let Some(under_way) = stands.as_ref().filter(|view| view.is_under_way) {
+        let mut progress = self.progress();
+        if let Some(under_way) = progress.as_ref().filter(|view| view.is_under_way) {
             return match under_way.partitions == partitions {
                 true => Ok(under_way.clone()),
                 false => Err(under_way.clone()),
@@ -206,30 +213,30 @@ impl Repartition {
             is_under_way: true,
             error: None,
         };
-        *stands = Some(view.clone());
-        drop(stands);
+        *progress = Some(view.clone());
+        drop(progress);
         let growing = self.clone();
         tokio::spawn(async move {
             let mut ending = Ending {
                 growing: &growing,
-                error: Some("it stopped in the middle".to_owned()),
+                error: Some("the change stopped unexpectedly".to_owned()),
             };
-            let tell = |step: String| {
-                if let Some(view) = growing.stands().as_mut() {
+            let report = |step: String| {
+                if let Some(view) = growing.progress().as_mut() {
                     view.step = step;
                 }
             };
-            let ended = growing.run(partitions, &tell).await;
+            let ended = growing.run(partitions, &report).await;
             ending.error = ended.err().map(|error| chain(&error));
         });
         Ok(view)
     }
 
-    fn stands(&self) -> std::sync::MutexGuard<'_, Option<RepartitionView>> {
-        self.stands.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> std::sync::MutexGuard<'_, Option<RepartitionView>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the number of partitions, and waits until shards read them. `tell` receives each
+    /// Changes the number of partitions, and waits until shards read them. `report` receives each
     /// step. Other processes may run the same change concurrently.
     ///
     /// # Errors
@@ -238,12 +245,12 @@ impl Repartition {
     pub async fn run(
         &self,
         partitions: u32,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         if partitions > PARTITIONS_MAX {
             return Err(RepartitionError::TooMany(partitions));
         }
-        self.drive(partitions, false, tell).await
+        self.drive(partitions, false, report).await
     }
 
     /// Resumes the change, or begins it unless `begun`. A change that was begun is never begun
@@ -252,7 +259,7 @@ impl Repartition {
         &self,
         partitions: u32,
         mut begun: bool,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         let admin = Admin::new(&self.kafka, "waybill-growing")?;
         loop {
@@ -270,19 +277,20 @@ impl Repartition {
                 if read != partitions {
                     return Err(RepartitionError::Replaced);
                 }
-                tell(format!(
-                    "through: set `partitions` to {read} and `scheduler.shardsPerPartition` to {shards}"
+                report(format!(
+                    "done: set `partitions` to {read} and `scheduler.shardsPerPartition` to \
+                     {shards}"
                 ));
                 return Ok(());
             }
             begun |= is_under_way;
-            let Some(next) = self.next_step(&layout, partitions, &admin, tell).await? else {
+            let Some(next) = self.next_step(&layout, partitions, &admin, report).await? else {
                 begun = true;
                 continue;
             };
             // If another process stored a layout first, the loop continues from that one.
             if self.store.set_layout(Some(layout), next.clone()).await? {
-                tracing::info!(layout = %next, "the layout of shards was changed");
+                tracing::info!(layout = %next, "changed the shard layout");
                 begun = true;
             }
         }
@@ -294,12 +302,12 @@ impl Repartition {
         layout: &Layout,
         partitions: u32,
         admin: &Admin,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<Option<Layout>, RepartitionError> {
         let settle = self.settle;
         if layout.is_announced() && layout.partitions_written() == partitions {
-            tell(format!(
-                "announced; waiting {settle:?} for what is being written"
+            report(format!(
+                "new number announced; waiting {settle:?} for pending writes"
             ));
             tokio::time::sleep(settle).await;
             let bounds = self.bounds(admin, layout, layout.scheme().partitions);
@@ -308,30 +316,30 @@ impl Repartition {
             return Ok(Some(layout.moved(ends)?));
         }
         if layout.is_moving() && layout.partitions_written() == partitions {
-            self.wait_for_shards(layout, tell).await?;
+            self.wait_for_shards(layout, report).await?;
             return Ok(Some(layout.settled(&self.through(layout).await?)?));
         }
         let most = layout.partitions_ever().into_iter().max();
         let most = most.unwrap_or_default().max(partitions);
-        if layout.is_cut() && layout.becomes() == Some(partitions) {
-            self.wait_until_all_run(layout, tell).await?;
+        if layout.has_boundaries() && layout.becomes() == Some(partitions) {
+            self.wait_until_all_run(layout, report).await?;
             return Ok(Some(layout.announced(Vec::new())?));
         }
         if layout.partitions_intended() == Some(partitions) {
             let is_more = partitions > layout.scheme().partitions;
-            self.add_partitions(admin, partitions, most, tell).await?;
+            self.add_partitions(admin, partitions, most, report).await?;
             if !is_more {
                 // Wait while the change can still be withdrawn.
-                self.wait_until_all_run(layout, tell).await?;
+                self.wait_until_all_run(layout, report).await?;
             }
             let begins = self.begins(admin, layout, partitions).await?;
             return Ok(Some(match is_more {
                 true => layout.announced(begins)?,
-                false => layout.cut(begins)?,
+                false => layout.with_boundaries(begins)?,
             }));
         }
         if layout.partitions_written() == partitions {
-            self.add_partitions(admin, partitions, most, tell).await?;
+            self.add_partitions(admin, partitions, most, report).await?;
             // Withdraws an intended change.
             let is_intended = layout.becomes().is_some();
             return Ok(is_intended.then(|| layout.withdrawn()).transpose()?);
@@ -389,17 +397,19 @@ impl Repartition {
     async fn wait_until_all_run(
         &self,
         layout: &Layout,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
-        let (began, mut told) = (Instant::now(), None);
+        let (began, mut reported) = (Instant::now(), None);
         while let Some(shard) = shards::unbegun(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(RepartitionError::Unbegun(shard));
             }
-            if told.replace(shard) != Some(shard) {
-                tell(format!("waiting until shard {shard} runs by it"));
+            if reported.replace(shard) != Some(shard) {
+                report(format!(
+                    "waiting until shard {shard} runs under the new layout"
+                ));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         Ok(())
     }
@@ -456,7 +466,7 @@ impl Repartition {
         admin: &Admin,
         partitions: u32,
         most: u32,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         let lacking = self.lacking(admin, partitions, most).await?;
         if lacking.is_empty() {
@@ -464,8 +474,9 @@ impl Repartition {
         }
         admin.add_partitions(&lacking, partitions).await?;
         let settle = self.settle;
-        tell(format!(
-            "the topics have {partitions} partitions; waiting {settle:?} for clients to hear of them"
+        report(format!(
+            "the topics have {partitions} partitions; waiting {settle:?} until clients refresh \
+             their metadata"
         ));
         tokio::time::sleep(settle).await;
         Ok(())
@@ -516,9 +527,9 @@ impl Repartition {
     async fn wait_for_shards(
         &self,
         layout: &Layout,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
-        let (began, mut told) = (Instant::now(), None);
+        let (began, mut reported) = (Instant::now(), None);
         while let Some((shard, partition, end)) = shards::unmoved(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(RepartitionError::Unmoved {
@@ -527,10 +538,10 @@ impl Repartition {
                     end,
                 });
             }
-            if told.replace(shard) != Some(shard) {
-                tell(format!("waiting for shard {shard}"));
+            if reported.replace(shard) != Some(shard) {
+                report(format!("waiting until shard {shard} has moved"));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         Ok(())
     }
@@ -544,7 +555,7 @@ struct Ending<'a> {
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        if let Some(view) = self.growing.stands().as_mut() {
+        if let Some(view) = self.growing.progress().as_mut() {
             view.is_under_way = false;
             view.error = self.error.take();
         }
@@ -559,7 +570,7 @@ pub async fn finish(
 ) -> anyhow::Result<()> {
     // No other process can drive the change on an exclusive store.
     let patience = match growing.is_shared() {
-        true => growing.settle * 2 + STANDS_STILL_AFTER,
+        true => growing.settle * 2 + STALLED_AFTER,
         false => Duration::ZERO,
     };
     let mut seen = (partition_map.layout().generation(), Instant::now());
@@ -579,17 +590,16 @@ pub async fn finish(
         {
             // The followed layout may be outdated: another process may just have finished the
             // change.
-            let stands = growing.store.layout().await.ok().flatten();
-            if stands.is_none_or(|stands| stands.generation() != layout.generation()) {
+            let stored = growing.store.layout().await.ok().flatten();
+            if stored.is_none_or(|stored| stored.generation() != layout.generation()) {
                 continue;
             }
             tracing::warn!(
                 partitions,
-                "going on to another number of partitions, which somebody has begun"
+                "resuming an interrupted change of the number of partitions"
             );
-            let tell =
-                |step: String| tracing::info!(step, "going on to another number of partitions");
-            let going_on = growing.drive(partitions, true, &tell);
+            let report = |step: String| tracing::info!(step, "changing the number of partitions");
+            let going_on = growing.drive(partitions, true, &report);
             let ended = tokio::select! {
                 ended = going_on => ended,
                 () = stop.cancelled() => return Ok(()),
@@ -598,7 +608,8 @@ pub async fn finish(
                 // The shards continue on their own, or another process continues the change.
                 Ok(()) | Err(RepartitionError::Unmoved { .. } | RepartitionError::Replaced) => {}
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");
+                    tracing::warn!(error = %chain(&error), "could not complete the change of the \
+                                                            number of partitions; retrying");
                 }
             }
             seen.1 = Instant::now();

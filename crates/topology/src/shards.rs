@@ -37,7 +37,7 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
     let found = store
         .layout()
         .await
-        .context("the layout of shards cannot be read")?;
+        .context("cannot read the shard layout")?;
     if found.is_none() {
         let first = Layout::first(wanted.partitions);
         let begins = match wanted != first.scheme() && is_new(store, &first).await? {
@@ -46,18 +46,18 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
         };
         // Another process may store it first. A different one is reported below.
         if store.set_layout(None, begins.clone()).await? {
-            tracing::info!(layout = %begins, "the store begins with this layout of shards");
+            tracing::info!(layout = %begins, "stored the first shard layout");
         }
     }
     let layout = layout(store, wanted.partitions).await?;
-    let stands = layout.scheme();
-    let (is, configured) = (stands.shards_per_partition, wanted.shards_per_partition);
+    let scheme = layout.scheme();
+    let (is, configured) = (scheme.shards_per_partition, wanted.shards_per_partition);
     if is != configured && layout.becomes().is_none() {
         tracing::warn!(
             shards_per_partition = is,
             configured,
-            "the state store says how many shards a partition has, and not the configuration: \
-             `waybill shards set {configured}` changes it, or set scheduler.shardsPerPartition to {is}"
+            "scheduler.shardsPerPartition differs from the state store, which takes precedence: \
+             run `waybill shards set {configured}`, or set scheduler.shardsPerPartition to {is}"
         );
     }
     Ok(layout)
@@ -85,8 +85,8 @@ pub async fn generation_to_run(
     if store.lease(key).await?.is_some() {
         return Ok(generation);
     }
-    let stands = standing(store, layout, before, shard).await?;
-    Ok(match stands.checkpoint.at.reach(&end) {
+    let lease = current_lease(store, layout, before, shard).await?;
+    Ok(match lease.checkpoint.at.reach(&end) {
         true => generation,
         false => before,
     })
@@ -157,17 +157,17 @@ async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
 
 /// The lease of a shard. Before the shard has begun, the lease with which it would begin if its
 /// predecessors ended at their current offsets. Changes nothing.
-pub async fn standing(
+pub async fn current_lease(
     store: &dyn Store,
     layout: &Layout,
     generation: LayoutGeneration,
     shard: ShardId,
 ) -> Result<Lease, StoreError> {
-    standing_of(store, layout, generation, shard, &mut HashMap::new()).await
+    current_lease_of(store, layout, generation, shard, &mut HashMap::new()).await
 }
 
 /// The same, with a cache for predecessors that several unbegun shards share.
-fn standing_of<'a>(
+fn current_lease_of<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,
     generation: LayoutGeneration,
@@ -184,7 +184,7 @@ fn standing_of<'a>(
             None => {
                 let mut followed = Vec::new();
                 for (before, scheme, parent) in step.parents() {
-                    let lease = standing_of(store, layout, before, parent, known).await?;
+                    let lease = current_lease_of(store, layout, before, parent, known).await?;
                     followed.push(Followed::new(lease, scheme));
                 }
                 step.following(&followed)
@@ -232,14 +232,16 @@ async fn end(
     let key = LeaseKey::scheduler(generation, shard);
     loop {
         let seen = takeable(store, key, margin, Some(me)).await?;
-        let stands = match &seen {
+        let lease = match &seen {
             Some(lease) if lease.is_ended => return Ok(lease.clone()),
             Some(lease) => lease.clone(),
             None => beginning(store, layout, generation, shard, me, margin).await?,
         };
-        let ended = stands.ended();
+        let ended = lease.ended();
         if store.take_lease(seen, ended.clone()).await? {
-            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "taken for good");
+            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "took the \
+                                                                                      lease for \
+                                                                                      good");
             return Ok(ended);
         }
     }
@@ -346,7 +348,7 @@ async fn lowest(
     let own = layout.scheme().of_partition(partition);
     let own = own.map(|shard| (layout.generation(), shard));
     for (generation, shard) in own.chain(layout.left(partition)) {
-        let lease = standing(store, layout, generation, shard).await?;
+        let lease = current_lease(store, layout, generation, shard).await?;
         // A shard that has left the partition has finished its part.
         if generation != layout.generation() && lease.is_ended {
             continue;

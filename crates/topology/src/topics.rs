@@ -158,7 +158,10 @@ pub async fn create(
     }
     refuse_harm(&findings).map_err(|harm| match topology.kafka.brokers {
         Some(_) => harm,
-        None => harm.context("the embedded broker stops with this process; `waybill broker` starts it alone, for the repair"),
+        None => harm.context(
+            "the embedded broker stops with this process; to repair the topics, \
+                              start it alone with `waybill broker`",
+        ),
     })?;
     Ok(broker)
 }
@@ -238,8 +241,9 @@ pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::
     let names = Topics::new(&topology.kafka.topic_prefix);
     let deadline = Instant::now() + KIND_PATIENCE;
     loop {
-        let told = kind_told(admin, names.requests(), topology.scheme.partitions).await;
-        match told.map_err(|error| explained(error, topology))? {
+        let kind_found =
+            kind_from_settings(admin, names.requests(), topology.scheme.partitions).await;
+        match kind_found.map_err(|error| explained(error, topology))? {
             Some(kind) => return Ok(kind),
             // The settings are hidden from this user.
             None if Instant::now() >= deadline => return Ok(BrokerKind::Kafka),
@@ -250,7 +254,7 @@ pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::
 
 /// The kind of broker, by its settings of the topic of requests; `None` if the topic was created
 /// between two requests, or its settings are hidden from this user.
-async fn kind_told(
+async fn kind_from_settings(
     admin: &Admin,
     requests: &str,
     partitions: u32,
@@ -289,12 +293,12 @@ pub async fn make(
         .create_topics(&specs)
         .await
         .map_err(|error| explained(error, topology))
-        .context("the topics cannot be made")?;
+        .context("cannot create the topics")?;
     for topic in &missing {
         let name = &topic.spec.name;
         anyhow::ensure!(
             admin.wait_for_topic(name, TOPIC_PATIENCE).await?.is_some(),
-            "topic {name} was made, and the broker does not know it"
+            "topic {name} was created, but the broker does not list it"
         );
     }
     let outcome = |topic: &Needed| match made.contains(&topic.spec.name) {
@@ -349,24 +353,27 @@ pub fn explained(error: AdminError, topology: &TopologySettings) -> anyhow::Erro
     let advice = match code_of(&error) {
         Some(code) if FORBIDDEN.contains(&code) => match &topology.kafka.brokers {
             Some(_) => {
-                "the brokers do not allow this to the user of kafka.properties; docs/cluster.md names the rights that are \
-                 needed"
+                "the brokers do not allow this for the user of kafka.properties; for the required \
+                 permissions, see docs/cluster.md"
             }
             None => {
-                "the embedded broker does not allow this with this token; docs/security.md names the scopes that are needed"
+                "the embedded broker does not allow this with this token; for the required scopes, \
+                 see docs/security.md"
             }
         }
         .to_owned(),
         Some(ErrorCode::PolicyViolation) => {
-            "a policy of the brokers forbids this; let somebody make the topics who may, as \
-             `waybill topics create --dry-run` shows them"
+            "a policy of the brokers forbids this; ask an administrator to create the topics that \
+             `waybill topics create --dry-run` lists"
                 .to_owned()
         }
         Some(ErrorCode::InvalidPartitions) if topology.kafka.brokers.is_none() => {
-            "the embedded broker may not have so many partitions in all its topics: raise broker.partitionsMax".to_owned()
+            "the embedded broker's topics would have too many partitions in total: raise \
+             broker.partitionsMax"
+                .to_owned()
         }
         Some(ErrorCode::InvalidReplicationFactor) => format!(
-            "kafka.replicationFactor is {}, and must not exceed the number of brokers",
+            "kafka.replicationFactor is {}, but must not exceed the number of brokers",
             topology.kafka.replication_factor
         ),
         Some(_) | None => return error.into(),

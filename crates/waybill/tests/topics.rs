@@ -293,7 +293,8 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(setup: &Setup) 
     let refused = Ran::new(up.arg("--data-dir").arg(dir.path()).output().unwrap());
     assert_eq!(refused.code, Some(1), "{refused:?}");
     let why = format!(
-        "topic {requests} has 3 partitions, not 4: `partitions` is what a new topic gets; set it to 3"
+        "topic {requests} has 3 partitions, not 4: set `partitions` to 3: its value applies only \
+         to new topics"
     );
     assert!(refused.err.contains(&why), "{refused:?}");
     assert!(

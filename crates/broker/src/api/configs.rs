@@ -143,7 +143,7 @@ fn alter_one(
             _ => {
                 return Err(Refusal::new(
                     ResponseError::InvalidConfig,
-                    "no setting of a topic is a list: set or delete it",
+                    "topic settings are not lists: set or delete the setting",
                 ));
             }
         };
@@ -161,7 +161,7 @@ fn topic_config(server: &Server, resource_type: i8, name: &str) -> Result<TopicC
     if resource_type != RESOURCE_TOPIC {
         return Err(Refusal::new(
             ResponseError::InvalidRequest,
-            "this broker has settings of topics only",
+            "this broker supports only settings of topics",
         ));
     }
     Ok(server.topics.get(name).ok_or(TopicError::Unknown)?.config)

@@ -59,7 +59,7 @@ pub(super) fn metadata(
                 .create(&name, partitions, config.topic_defaults)
             {
                 Ok(_) | Err(TopicError::Exists) => {}
-                Err(error) => tracing::warn!(%error, topic = %*name, "a topic was not created"),
+                Err(error) => tracing::warn!(%error, topic = %*name, "could not create a topic"),
             }
         }
         describe(call, &request)
@@ -183,7 +183,7 @@ pub(super) fn find_coordinator(
             ),
             false => (
                 ResponseError::TransactionalIdAuthorizationFailed,
-                "this broker has no transactions",
+                "this broker does not support transactions",
             ),
         };
         (error.code(), Some(StrBytes::from_static_str(message)))

@@ -38,7 +38,7 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
         (-1..=1, None) => None,
         (-1..=1, Some(_)) => Some(Refusal::new(
             ResponseError::TransactionalIdAuthorizationFailed,
-            "this broker has no transactions",
+            "this broker does not support transactions",
         )),
         _ => Some(Refusal::new(
             ResponseError::InvalidRequiredAcks,
@@ -132,7 +132,7 @@ fn append(
         .ok_or_else(|| {
             Refusal::new(
                 ResponseError::UnknownTopicOrPartition,
-                "no such topic or partition",
+                "the topic or partition does not exist",
             )
         })?;
     let records = records.unwrap_or(&NOTHING);
@@ -227,7 +227,7 @@ pub(super) fn init_producer_id(
             .with_producer_id(ProducerId(id))
             .with_producer_epoch(0),
         Err(error) => {
-            tracing::error!(%error, "no producer id can be given out");
+            tracing::error!(%error, "cannot allocate a producer ID");
             refused(ResponseError::KafkaStorageError)
         }
     }

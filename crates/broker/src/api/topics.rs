@@ -106,7 +106,7 @@ fn create_one(
         if !matches!(topic.replication_factor, -1 | 1) {
             return Err(Refusal::new(
                 ResponseError::InvalidReplicationFactor,
-                "this broker is alone: the replication factor must be 1",
+                "this broker runs alone: the replication factor must be 1",
             ));
         }
         match topic.num_partitions {
@@ -188,7 +188,7 @@ pub(super) fn delete(call: &Call, request: DeleteTopicsRequest) -> DeleteTopicsR
             }
             None => Err(Refusal::new(
                 ResponseError::UnknownTopicId,
-                "there is no such topic",
+                "the topic does not exist",
             )),
         };
         let (code, message) = outcome(&deleted);

@@ -147,7 +147,7 @@ fn a_new_member_makes_the_others_join_again() {
 }
 
 #[test]
-fn who_does_not_join_again_in_time_is_left_out() {
+fn a_member_that_does_not_rejoin_in_time_is_removed() {
     let mut f = Fixture::new();
     let (a, b) = f.two_stable();
     let (_, mut third) = f.ask_join_anew();
@@ -212,7 +212,7 @@ fn a_member_that_leaves_is_not_waited_for() {
 }
 
 #[test]
-fn a_leader_that_never_brings_the_assignment_is_left_out() {
+fn a_leader_that_never_sends_the_assignment_is_removed() {
     let mut f = Fixture::new();
     let (_, mut first) = f.ask_join_anew();
     let a = first.try_recv().unwrap().unwrap();
@@ -263,7 +263,7 @@ fn a_static_member_takes_over_at_once_and_its_predecessor_is_fenced() {
 }
 
 #[test]
-fn a_static_leader_of_an_old_client_is_not_told_to_lead() {
+fn a_static_leader_of_an_old_client_is_not_asked_to_lead() {
     let mut f = Fixture::new();
     let old = f
         .ask_join(join(&StrBytes::new(), Some("one")))
@@ -329,7 +329,7 @@ fn members_without_a_common_protocol_are_refused() {
 }
 
 #[test]
-fn a_group_that_is_full_takes_nobody_else() {
+fn a_full_group_accepts_no_other_member() {
     let mut f = Fixture::new();
     f.group = Group::new(1);
     f.ask_join(join(&StrBytes::new(), Some("one")))

@@ -81,7 +81,7 @@ pub(crate) enum AppendError {
     DiskBound { max: u64 },
     #[error("the broker's disk is low on free space (storage.freeMin)")]
     LowOnDisk,
-    #[error("batches of this producer before this one are missing")]
+    #[error("an earlier batch of this producer is missing")]
     OutOfOrder,
     #[error("a newer producer with this id has taken over")]
     Fenced,

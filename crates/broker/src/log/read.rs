@@ -21,7 +21,7 @@ const SCAN_BYTES: usize = 64 << 10;
 /// Why a partition could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    #[error("the offset is outside of the log")]
+    #[error("the offset is outside the log")]
     OutOfRange,
     #[error("the partition is offline because its disk failed")]
     Offline,
@@ -29,7 +29,7 @@ pub(crate) enum ReadError {
     Deleted,
     #[error(transparent)]
     Damaged(#[from] DamagedBatch),
-    #[error("the log cannot be read")]
+    #[error("cannot read the log")]
     Io(#[from] io::Error),
 }
 

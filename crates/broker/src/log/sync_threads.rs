@@ -84,7 +84,7 @@ impl SyncQueue {
     pub(crate) fn store_ends(&self) -> bool {
         let stored = self.ends.store();
         if let Err(error) = &stored {
-            tracing::warn!(%error, "the synced ends of logs were not stored");
+            tracing::warn!(%error, "could not store the synced ends of logs");
         }
         stored.is_ok()
     }

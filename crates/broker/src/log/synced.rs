@@ -54,7 +54,7 @@ impl SyncedEnds {
         let newest = newest(dir).unwrap_or_else(|Unreadable| {
             tracing::warn!(
                 path = %dir.display(),
-                "the synced ends of logs cannot be read; a log that lost its end is not noticed at this start"
+                "cannot read the synced ends of logs; log truncation goes undetected at this start"
             );
             None
         });

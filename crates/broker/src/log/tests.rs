@@ -251,7 +251,7 @@ async fn what_is_synced_needs_no_write_back() {
 }
 
 #[tokio::test]
-async fn what_was_never_synced_is_written_again_before_it_is_visible() {
+async fn an_unsynced_batch_is_rewritten_before_it_is_visible() {
     let dir = tempfile::tempdir().unwrap();
     let scene = Scene::open(&dir, synced()).unwrap();
     for _ in 0..3 {

@@ -195,7 +195,7 @@ fn synced() -> TopicConfig {
 }
 
 #[tokio::test]
-async fn what_a_full_disk_kept_from_being_synced_is_written_again_before_it_is_acknowledged() {
+async fn a_batch_not_synced_on_a_full_disk_is_rewritten_before_it_is_acknowledged() {
     for errno in [ENOSPC, EDQUOT] {
         let scene = Scene::new(synced());
         scene.append(0).unwrap();
@@ -247,7 +247,7 @@ async fn what_a_full_disk_kept_from_being_synced_is_written_again_before_it_is_a
 }
 
 #[tokio::test]
-async fn what_a_full_disk_dropped_is_cut_off_and_was_never_acknowledged() {
+async fn a_batch_lost_to_a_full_disk_is_cut_off_and_never_acknowledged() {
     let scene = Scene::new(synced());
     scene.append(0).unwrap();
     assert!(is_synced(&scene.partition(), 1).await);

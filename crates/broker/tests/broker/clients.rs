@@ -34,7 +34,7 @@ async fn send(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_produced_is_consumed_with_every_kind_of_acknowledgement_and_codec() {
+async fn records_are_consumed_with_every_kind_of_acknowledgement_and_codec() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     for (n, (acks, codec, flush)) in [

@@ -157,7 +157,7 @@ fn a_journal_that_lost_synced_batches_refuses_the_start_and_is_named() {
 }
 
 #[test]
-fn whatever_a_power_loss_leaves_of_record_and_journal_is_no_reason_to_refuse() {
+fn a_start_succeeds_after_any_power_loss_of_record_and_journal() {
     let dir = temporary();
     let store = Store::open(dir.path()).unwrap();
     let mut records = vec![fs::read(record::path(dir.path())).unwrap()];

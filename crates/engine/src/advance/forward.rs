@@ -65,10 +65,11 @@ impl Advance<'_> {
         }
         self.stats.deadline_unreachable += 1;
         let mut message = format!(
-            "this step and those behind it may take {needed:?}, and the deadline is nearer"
+            "this step and the steps after it may take {needed:?}, which is longer than the time \
+             left until the deadline"
         );
         if let Some(last) = &self.state.steps[index].error {
-            message.push_str("; before: ");
+            message.push_str("; previous error: ");
             message.push_str(&last.code);
         }
         let code = "deadline-unreachable".to_owned();
@@ -133,6 +134,6 @@ impl Advance<'_> {
 fn without_error() -> StepError {
     StepError {
         code: "failed".to_owned(),
-        message: "the step failed and left no error".to_owned(),
+        message: "the step failed without an error".to_owned(),
     }
 }

@@ -41,8 +41,8 @@ impl PartitionEngine {
         self.stats.misrouted += 1;
         if already_rerouted {
             let cause = format!(
-                "its operation belongs to partition {home} of {partitions}, not to {}, and it was \
-                 rerouted before",
+                "its operation belongs to partition {home} of {partitions}, not to {}, and the \
+                 record was already rerouted",
                 self.ownership.partition,
             );
             self.dead_letter(source, offset, cause, record);

@@ -36,7 +36,7 @@ pub(super) fn add(
     if pending.received {
         sends.push(Command::Send(received(live)));
     }
-    for index in pending.tell.iter() {
+    for index in pending.statuses.iter() {
         // The step may have left this state by now.
         if needs_status(live.state.steps[index].state) {
             sends.push(Command::Send(step_status(live, index)));
@@ -243,14 +243,14 @@ fn amendment_status(
 
 fn refusal(code: &str) -> &'static str {
     match code {
-        "final" => "the operation had become final before",
-        "past-pivot" => "a step is completed after which the operation only goes forward",
-        "step-sent" => "a step that uses a changed field was asked for before",
+        "final" => "the operation is already final",
+        "past-pivot" => "a completed step allows the operation only to go forward",
+        "step-sent" => "a step that uses a changed field was already requested",
         "failed" => "the operation has failed",
-        "compensation-failed" => "the operation could not be undone and waits for a person",
-        "unknown-operation" => "there is no such operation",
-        "workflow-unknown" => "the operation's workflow is not known to the scheduler",
-        _ => "the request does not fit the operation",
+        "compensation-failed" => "the operation could not be undone and needs operator action",
+        "unknown-operation" => "the operation does not exist",
+        "workflow-unknown" => "the scheduler does not have the operation's workflow",
+        _ => "the request does not match the operation",
     }
 }
 
@@ -278,7 +278,7 @@ pub(super) fn rejected_status(
         sequence: 0,
         error: Some(StepError {
             code: "id-conflict".to_owned(),
-            message: "an operation with this id and another request came first".to_owned(),
+            message: "an operation with this ID and a different request already exists".to_owned(),
         }),
         failing_step: None,
         step: None,
@@ -376,7 +376,7 @@ fn parked_alert(live: &ResidentOperation) -> Option<Message> {
 /// The alert about a step that keeps failing and is retried at long intervals.
 fn waiting_alert(live: &ResidentOperation, index: usize) -> Message {
     let step = &live.state.steps[index];
-    let advice = "Fix the agent's service. The step is retried, with long waits.";
+    let advice = "Fix the agent's service. The engine retries the step with long waits.";
     let name = live.created.step_names[index].to_string();
     let event = format!("waiting-{name}-{}", step.attempt);
     Message::Alert(Box::new(OperatorAlert {
@@ -413,8 +413,8 @@ pub(super) fn unloadable_alert(id: OperationId, error: StepError, now: Timestamp
         tenant: String::new(),
         step: None,
         error: Some(error),
-        advice: "Restore the row from a backup. Until then nothing is done for the operation, and \
-                 what is asked of it is dropped."
+        advice: "Restore the row from a backup. Until then, the operation makes no progress, and \
+                 requests for it are dropped."
             .to_owned(),
         at: now,
     }))

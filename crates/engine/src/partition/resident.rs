@@ -109,9 +109,9 @@ pub(super) struct Pending {
     /// Alert operators that these steps keep failing.
     pub(super) waiting: StepSet,
     /// Send the status records of these steps.
-    pub(super) tell: StepSet,
+    pub(super) statuses: StepSet,
     /// Of these, steps whose record may have been sent before, under the same sequence number.
-    pub(super) tell_again: StepSet,
+    pub(super) statuses_again: StepSet,
     /// Send the requests for these steps' attempts in progress.
     pub(super) ask: StepSet,
 }
@@ -222,7 +222,7 @@ impl ResidentOperation {
 
     /// Starts a new operation. If its workflow is unknown, it ends here.
     pub(super) fn start(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
-        if self.tells_steps(cx.config) {
+        if self.publishes_steps(cx.config) {
             self.state.sequence = messages::RECEIVED_SEQUENCE;
             self.pending.received = true;
         }
@@ -236,12 +236,12 @@ impl ResidentOperation {
 
     /// Takes the operation over from an earlier owner.
     pub(super) fn resume(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
-        if self.tells_steps(cx.config) {
+        if self.publishes_steps(cx.config) {
             self.pending.received = true;
             for (index, step) in self.state.steps.iter().enumerate() {
                 if step.sequence > 0 && needs_status(step.state) {
-                    self.pending.tell.insert(index);
-                    self.pending.tell_again.insert(index);
+                    self.pending.statuses.insert(index);
+                    self.pending.statuses_again.insert(index);
                 }
             }
         }
@@ -419,14 +419,14 @@ impl ResidentOperation {
         is_over.then_some(config.retention)
     }
 
-    fn tells_steps(&self, config: &EngineConfig) -> bool {
+    fn publishes_steps(&self, config: &EngineConfig) -> bool {
         config.publish_step_status || self.created.reply_to.is_some()
     }
 
     fn refuse_workflow(&mut self) {
         let created = &self.created;
         let message = if created.step_names.is_empty() {
-            format!("there is no workflow {:?}", &*created.workflow)
+            format!("workflow {:?} does not exist", &*created.workflow)
         } else {
             format!(
                 "workflow {:?} has no version {} with the steps that this operation started with",

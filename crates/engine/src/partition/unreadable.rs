@@ -55,10 +55,7 @@ impl UnreadableRows {
     }
 
     /// Moves the next attempt to load all rows to another time, and returns their ids.
-    pub(super) fn look_again_at(
-        &mut self,
-        again_at: Timestamp,
-    ) -> impl Iterator<Item = OperationId> {
+    pub(super) fn retry_at(&mut self, again_at: Timestamp) -> impl Iterator<Item = OperationId> {
         self.rows.iter_mut().map(move |(&id, row)| {
             row.again_at = again_at;
             id

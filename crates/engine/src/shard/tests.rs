@@ -81,12 +81,12 @@ fn a_shard_follows_those_that_had_its_operations() {
 }
 
 #[test]
-fn what_is_no_whole_multiple_is_refused() {
+fn a_number_that_is_neither_a_multiple_nor_a_divisor_is_refused() {
     let refused = |after: ShardingScheme| after.may_follow(scheme(4, 2)).unwrap_err().to_string();
-    assert!(refused(scheme(4, 3)).contains("go by way of 1"));
+    assert!(refused(scheme(4, 3)).contains("change to 1 first"));
     assert!(refused(scheme(4, 0)).contains("1 to 64, not 0"));
     assert!(refused(scheme(4, 128)).contains("not 128"));
-    assert!(refused(scheme(8, 2)).contains("4 partitions become a whole multiple"));
+    assert!(refused(scheme(8, 2)).contains("cannot change 4 partitions to"));
     assert_eq!(scheme(4, 64).may_follow(scheme(4, 2)), Ok(()));
 }
 
@@ -138,7 +138,7 @@ fn a_merging_shard_passes_what_those_it_follows_had_done_and_nothing_else() {
 }
 
 #[test]
-fn one_who_splits_has_nothing_to_pass_over() {
+fn a_split_shard_has_nothing_to_skip() {
     let resume = ResumeOffsets {
         scheme: scheme(1, 1),
         shard: ShardId(0),

@@ -238,7 +238,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
     };
     let timed_out = |budget| StepError {
         code: "complete-by-passed".to_owned(),
-        message: format!("no answer came within {budget}"),
+        message: format!("no reply arrived within {budget}"),
     };
     // Complete-by of the running attempt, and the settling time after it.
     let unsettled = Some(Timestamp::from_millis(1_003_500));
@@ -550,7 +550,7 @@ fn a_probe_that_keeps_failing_is_an_undo_that_failed() {
 }
 
 #[test]
-fn what_no_agent_can_undo_waits_for_a_person_unless_it_surely_had_no_effect() {
+fn a_step_that_no_agent_can_undo_needs_an_operator_unless_it_had_no_effect() {
     for (undo, state, expected) in [
         (Undo::Nothing, "Running", StepState::Compensated),
         (Undo::Impossible, "Failed for good", StepState::Compensated),
@@ -606,7 +606,7 @@ fn the_last_failure_that_is_allowed_leaves_nothing_to_try_again() {
 }
 
 #[test]
-fn an_agent_that_asks_for_no_wait_is_left_alone_for_a_moment_all_the_same() {
+fn an_agent_that_requests_no_wait_is_still_given_a_short_pause() {
     let mut progress = in_state("Running");
     let event = StepEvent::NotAttempted {
         error: error("open"),

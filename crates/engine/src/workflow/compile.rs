@@ -33,7 +33,7 @@ pub enum WorkflowError {
         workflow: String,
     },
     /// It has too many steps.
-    #[error("workflow {workflow:?} has {steps} steps; 64 are allowed")]
+    #[error("workflow {workflow:?} has {steps} steps; at most 64 are allowed")]
     TooManySteps {
         /// The workflow.
         workflow: String,
@@ -50,7 +50,8 @@ pub enum WorkflowError {
     },
     /// A step refers to an unknown step.
     #[error(
-        "workflow {workflow:?}, step {step:?}: {field} names {unknown:?}, which is no step of it"
+        "workflow {workflow:?}, step {step:?}: {field} names {unknown:?}, which is not a step of \
+         this workflow"
     )]
     UnknownStep {
         /// The workflow.
@@ -63,7 +64,7 @@ pub enum WorkflowError {
         unknown: String,
     },
     /// Steps depend on each other in a cycle.
-    #[error("workflow {workflow:?}: these steps wait for each other: {}", steps.join(", "))]
+    #[error("workflow {workflow:?}: these steps form a cycle: {}", steps.join(", "))]
     Cycle {
         /// The workflow.
         workflow: String,
@@ -72,7 +73,8 @@ pub enum WorkflowError {
     },
     /// A condition reads a step that may not have ended.
     #[error(
-        "workflow {workflow:?}, step {step:?}: when reads step {read:?}, which does not come before it"
+        "workflow {workflow:?}, step {step:?}: when reads step {read:?}, which does not come \
+         before this step"
     )]
     ConditionNotBefore {
         /// The workflow.
@@ -96,7 +98,7 @@ pub enum WorkflowError {
     },
     /// A step has a compensation, although it cannot or need not be undone.
     #[error(
-        "workflow {workflow:?}, step {step:?}: compensation cannot be given for a step of kind {kind}"
+        "workflow {workflow:?}, step {step:?}: a step of kind {kind} cannot have a compensation"
     )]
     CompensationOfKind {
         /// The workflow.
@@ -108,7 +110,8 @@ pub enum WorkflowError {
     },
     /// No step produces an output that a compensation needs.
     #[error(
-        "workflow {workflow:?}, step {step:?}: compensation.needs {need:?}, which is no output, written step.output, of this step or of one that comes before it"
+        "workflow {workflow:?}, step {step:?}: compensation.needs has {need:?}, which is not an \
+         output (written step.output) of this step or of an earlier step"
     )]
     UndoInput {
         /// The workflow.
@@ -120,7 +123,8 @@ pub enum WorkflowError {
     },
     /// A step that cannot be undone comes before one whose failure would require its undo.
     #[error(
-        "workflow {workflow:?}, step {step:?} cannot be undone, but {may_fail:?} may fail after it; put it last, let a pivot come before it, or let {may_fail:?} have onFailure: park"
+        "workflow {workflow:?}, step {step:?} cannot be undone, but {may_fail:?} may fail after \
+         it; put the step last, put a pivot before it, or set onFailure: park for {may_fail:?}"
     )]
     IrreversibleTooEarly {
         /// The workflow.
@@ -132,7 +136,8 @@ pub enum WorkflowError {
     },
     /// A step runs beside a pivot, so it may still fail after the pivot is completed.
     #[error(
-        "workflow {workflow:?}: pivot {pivot:?} runs beside step {step:?}; every step must come before or after a pivot"
+        "workflow {workflow:?}: pivot {pivot:?} and step {step:?} may run at the same time; every \
+         step must come before or after a pivot"
     )]
     BesidePivot {
         /// The workflow.
@@ -144,7 +149,8 @@ pub enum WorkflowError {
     },
     /// A step after a pivot has `onFailure: compensate`.
     #[error(
-        "workflow {workflow:?}, step {step:?}: onFailure cannot be compensate behind pivot {pivot:?}, for nothing is undone once that is completed"
+        "workflow {workflow:?}, step {step:?}: onFailure cannot be compensate after pivot \
+         {pivot:?}, because no step is undone once the pivot is completed"
     )]
     CompensateBehindPivot {
         /// The workflow.
@@ -156,7 +162,8 @@ pub enum WorkflowError {
     },
     /// A workflow that can always be cancelled has a step that cannot be undone.
     #[error(
-        "workflow {workflow:?}: cancel is always, but step {step:?} cannot be undone once it is completed"
+        "workflow {workflow:?}: with cancel: always, every step must be undoable, but step \
+         {step:?} cannot be undone once it is completed"
     )]
     CancelAlways {
         /// The workflow.
@@ -241,7 +248,7 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                         workflow: workflow.clone(),
                         step: step.name.clone(),
                         field: "retry.longInterval".to_owned(),
-                        expected: "left out unless onFailure is retry",
+                        expected: "omitted unless onFailure is retry",
                     });
                 }
                 Ok(Step {
@@ -408,7 +415,7 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
     if undo.retry.long_interval.is_some() {
         return wrong(
             "compensation.retry.longInterval",
-            "left out: it is for the step itself",
+            "omitted: it applies only to the step itself",
         );
     }
     if undo.settle > DURATION_MAX {
@@ -445,7 +452,7 @@ fn wrong_tries(
     } else if !in_range(retry.max_interval) {
         Some(("retry.maxInterval", DURATION))
     } else if retry.max_interval < retry.initial_interval {
-        let expected = "at least retry.initialInterval; it is 30s unless given";
+        let expected = "at least retry.initialInterval; the default is 30s";
         Some(("retry.maxInterval", expected))
     } else if !(1.0..=MULTIPLIER_MAX).contains(&retry.multiplier) {
         Some(("retry.multiplier", "between 1 and 100"))

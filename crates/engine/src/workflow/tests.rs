@@ -63,7 +63,7 @@ fn steps_are_ordered_behind_all_that_they_wait_for_wherever_they_stand() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
+fn an_invalid_definition_is_refused_with_its_place() {
     let long = "x".repeat(65);
     let many = (0..65).map(|count| step(&format!("s{count}"))).collect();
     let second = Duration::from_secs(1);
@@ -95,28 +95,28 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
         (vec![step("a"), step("a")], "has two steps named \"a\""),
         (
             vec![after("a", &["z"])],
-            "step \"a\": after names \"z\", which is no step of it",
+            "step \"a\": after names \"z\", which is not a step of this workflow",
         ),
         (
             vec![step("a"), when("b", "z")],
-            "step \"b\": when names \"z\", which is no step of it",
+            "step \"b\": when names \"z\", which is not a step of this workflow",
         ),
         (
             vec![step("a"), after("b", &["c"]), after("c", &["b"])],
-            "these steps wait for each other: b, c",
+            "these steps form a cycle: b, c",
         ),
-        (vec![after("a", &["a"])], "wait for each other: a"),
+        (vec![after("a", &["a"])], "form a cycle: a"),
         (
             vec![after("a", &["b"]), after("b", &["b"])],
-            "these steps wait for each other: b",
+            "these steps form a cycle: b",
         ),
         (
             vec![when("a", "b"), step("b")],
-            "step \"a\": when reads step \"b\", which does not come before it",
+            "step \"a\": when reads step \"b\", which does not come before this step",
         ),
         (
             vec![when("a", "a")],
-            "step \"a\": when reads step \"a\", which does not come before it",
+            "step \"a\": when reads step \"a\", which does not come before this step",
         ),
         (
             vec![StepDefinition {
@@ -159,7 +159,7 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
                 max_interval: second,
                 ..RetryPolicy::default()
             })],
-            "retry.maxInterval must be at least retry.initialInterval; it is 30s unless given",
+            "retry.maxInterval must be at least retry.initialInterval; the default is 30s",
         ),
         (
             vec![retry(RetryPolicy {
@@ -187,7 +187,7 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
                 long_interval: Some(second),
                 ..RetryPolicy::default()
             })],
-            "retry.longInterval must be left out unless onFailure is retry",
+            "retry.longInterval must be omitted unless onFailure is retry",
         ),
         (
             vec![undo_retry(RetryPolicy {
@@ -204,9 +204,9 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
             "compensation.retry.longInterval must be left out",
         ),
     ];
-    for (steps, told) in cases {
-        let error = compile(steps).expect_err(told).to_string();
-        assert!(error.contains(told), "{error:?} lacks {told:?}");
+    for (steps, expected) in cases {
+        let error = compile(steps).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
     }
 }
 
@@ -273,12 +273,12 @@ fn on_failure(step: StepDefinition, on_failure: OnFailure) -> StepDefinition {
 }
 
 #[test]
-fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
+fn a_workflow_that_cannot_keep_its_promise_is_refused_with_its_fix() {
     let beside = |step: StepDefinition| StepDefinition {
         after: Some(Vec::new()),
         ..step
     };
-    for (steps, told) in [
+    for (steps, expected) in [
         (
             vec![irreversible("mail"), step("pay")],
             "step \"mail\" cannot be undone, but \"pay\" may fail after it",
@@ -289,14 +289,14 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
         ),
         (
             vec![pivot("pay"), beside(step("mail"))],
-            "pivot \"pay\" runs beside step \"mail\"",
+            "pivot \"pay\" and step \"mail\" may run at the same time",
         ),
         (
             vec![
                 pivot("pay"),
                 on_failure(step("ship"), OnFailure::Compensate),
             ],
-            "onFailure cannot be compensate behind pivot \"pay\"",
+            "onFailure cannot be compensate after pivot \"pay\"",
         ),
         (
             vec![undone_with("pay", &["ship.id"]), step("ship")],
@@ -311,16 +311,16 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
                 kind: StepKind::Pure,
                 ..undone_with("look", &[])
             }],
-            "compensation cannot be given for a step of kind pure",
+            "a step of kind pure cannot have a compensation",
         ),
     ] {
         let error = compile(steps).unwrap_err().to_string();
-        assert!(error.contains(told), "{error:?} lacks {told:?}");
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
     }
 }
 
 #[test]
-fn a_workflow_that_can_keep_its_promise_is_taken() {
+fn a_workflow_that_can_keep_its_promise_is_accepted() {
     for steps in [
         vec![step("pay"), irreversible("mail")],
         vec![pivot("pay"), irreversible("mail"), step("ship")],
@@ -373,10 +373,7 @@ fn a_workflow_that_can_always_be_cancelled_has_no_step_that_cannot_be_undone() {
     assert!(always(vec![step("pay")]).is_ok());
     for last in [pivot("pay"), irreversible("pay")] {
         let error = always(vec![last]).unwrap_err().to_string();
-        assert!(
-            error.contains("cancel is always, but step \"pay\""),
-            "{error}"
-        );
+        assert!(error.contains("but step \"pay\""), "{error}");
     }
 }
 

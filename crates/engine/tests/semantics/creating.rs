@@ -239,7 +239,7 @@ fn events_that_meet_a_row_on_its_way_wait_for_it_in_their_order() {
 }
 
 #[test]
-fn the_rejected_twin_is_told_where_its_own_request_lies() {
+fn the_rejected_duplicate_gets_the_position_of_its_own_request() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -282,7 +282,7 @@ fn an_unknown_workflow_ends_in_error_where_people_see_it() {
         ]
     );
     let error = fixture.state(id(1)).error.clone().unwrap();
-    assert_eq!(error.error.message, "there is no workflow \"nope\"");
+    assert_eq!(error.error.message, "workflow \"nope\" does not exist");
     assert_eq!(fixture.requests_checkpoint(), 1);
 }
 
@@ -317,7 +317,7 @@ fn new_operations_start_with_the_newest_version_and_old_ones_keep_theirs() {
 }
 
 #[test]
-fn a_row_whose_workflow_is_gone_or_has_other_steps_is_parked() {
+fn an_operation_whose_workflow_is_missing_or_has_other_steps_is_parked() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -423,7 +423,7 @@ fn conditions_read_what_steps_produced_and_a_skipped_step_holds_nothing_up() {
 }
 
 #[test]
-fn the_error_of_a_step_that_failed_for_good_stands_in_row_status_and_dead_letter() {
+fn the_error_of_a_permanent_failure_is_in_row_status_and_dead_letter() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));

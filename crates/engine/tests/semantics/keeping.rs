@@ -156,7 +156,7 @@ fn a_pause_of_the_shell_puts_time_outs_off_until_replies_were_read_again() {
 }
 
 #[test]
-fn a_census_tells_how_many_are_in_each_state_and_how_old_the_oldest_is() {
+fn a_census_counts_each_state_and_has_the_age_of_the_oldest() {
     let mut fixture = Fixture::new();
     for (number, age) in [(1, 20), (2, 50), (3, 30)] {
         let mut request = request(id(number));

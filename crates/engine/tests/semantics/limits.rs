@@ -226,7 +226,7 @@ fn rows_on_their_way_and_what_waits_for_them_count_against_the_window() {
 }
 
 #[test]
-fn an_answer_from_the_store_that_nobody_waits_for_is_ignored() {
+fn an_unexpected_answer_from_the_store_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -239,7 +239,7 @@ fn an_answer_from_the_store_that_nobody_waits_for_is_ignored() {
 }
 
 #[test]
-fn an_unreadable_record_goes_to_the_dead_letters_as_it_came() {
+fn an_unreadable_record_is_dead_lettered_unchanged() {
     let mut fixture = Fixture::new();
     for source in [Source::Requests, Source::Replies] {
         fixture.apply(Event::Unreadable {
@@ -333,7 +333,7 @@ fn a_misrouted_record_is_rerouted_once_and_then_to_the_dead_letters() {
     assert_eq!(*offset, Offset(1));
     assert_eq!(
         cause,
-        "its operation belongs to partition 6 of 8, not to 3, and it was rerouted before"
+        "its operation belongs to partition 6 of 8, not to 3, and the record was already rerouted"
     );
     assert_eq!(
         fixture.requests_checkpoint(),

@@ -62,7 +62,7 @@ fn park(fixture: &mut Fixture) -> Vec<Command> {
 }
 
 #[test]
-fn the_owner_is_told_of_the_end_with_the_final_status_and_of_nothing_before() {
+fn the_owner_is_notified_of_the_final_status_and_of_nothing_before() {
     let mut fixture = Fixture::new();
     fixture.request(told_of());
     fixture.reply(id(1), success("a", 1));
@@ -95,7 +95,7 @@ fn the_owner_is_told_of_the_end_with_the_final_status_and_of_nothing_before() {
 }
 
 #[test]
-fn without_contacts_nobody_is_told() {
+fn without_contacts_no_notice_is_sent() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -105,7 +105,7 @@ fn without_contacts_nobody_is_told() {
 }
 
 #[test]
-fn a_new_owner_of_the_partition_tells_the_same_again() {
+fn a_new_owner_of_the_partition_publishes_the_same_again() {
     let mut fixture = Fixture::new();
     fixture.request(told_of());
     fixture.reply(id(1), success("a", 1));
@@ -120,7 +120,7 @@ fn a_new_owner_of_the_partition_tells_the_same_again() {
 }
 
 #[test]
-fn who_was_told_of_a_park_hears_of_the_end_as_another_event() {
+fn an_owner_notified_of_parking_is_notified_of_the_end_separately() {
     let mut fixture = Fixture::new();
     let parked = ends(&park(&mut fixture));
     let [(state, delayed)] = parked[..] else {
@@ -139,7 +139,7 @@ fn who_was_told_of_a_park_hears_of_the_end_as_another_event() {
 }
 
 #[test]
-fn to_abandon_a_parked_operation_tells_its_owner_nothing() {
+fn abandoning_a_parked_operation_does_not_notify_its_owner() {
     let mut fixture = Fixture::new();
     assert_eq!(ends(&park(&mut fixture)).len(), 1);
     fixture.recover(2, id(1), None, RecoveryVerb::Abandon);
@@ -149,7 +149,7 @@ fn to_abandon_a_parked_operation_tells_its_owner_nothing() {
 }
 
 #[test]
-fn a_cancel_that_came_first_is_told_to_the_owner_whom_the_create_names() {
+fn an_early_cancel_is_reported_to_the_owner_in_the_create() {
     let mut fixture = Fixture::new();
     fixture.cancel(7);
     fixture.load();

@@ -184,7 +184,7 @@ fn an_undo_that_fails_for_good_parks_the_operation_and_a_person_may_have_it_trie
 }
 
 #[test]
-fn a_person_who_undid_a_step_says_so_and_the_rest_goes_on() {
+fn an_operator_reports_an_undone_step_and_the_compensation_continues() {
     let mut fixture = compensation_failed();
     fixture.round();
     let step = "a".to_owned();
@@ -303,7 +303,7 @@ fn a_cancel_that_comes_first_keeps_the_place_and_wins_over_the_create() {
 }
 
 #[test]
-fn a_cancel_of_what_is_final_is_refused_and_the_caller_is_told() {
+fn a_cancel_of_a_final_operation_is_refused_with_a_status_for_the_caller() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -738,7 +738,7 @@ fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alon
 }
 
 #[test]
-fn a_caller_with_a_topic_of_its_own_is_told_each_step_in_order() {
+fn a_caller_with_its_own_topic_gets_each_step_status_in_order() {
     let mut fixture = Fixture::new();
     let mut request = request(id(1));
     request.reply_to = Some("acme.status".to_owned());
@@ -800,7 +800,7 @@ fn a_step_that_cannot_be_undone_and_is_known_to_stand_is_left_to_a_person() {
 }
 
 #[test]
-fn an_undo_that_fails_anew_is_told_anew() {
+fn an_undo_that_fails_again_raises_another_alert() {
     let mut fixture = compensation_failed();
     fixture.round();
     fixture.recover(1, id(1), None, RecoveryVerb::RetryCompensation);

@@ -8,7 +8,7 @@ use waybill_engine::{
 use crate::fixture::{Fixture, T0, error, id, ms, reply, request, step, success, told, with_steps};
 
 #[test]
-fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_told_once() {
+fn a_waiting_step_is_retried_without_limit_and_raises_one_alert() {
     let mut fixture = with_steps(vec![StepDefinition {
         on_failure: Some(OnFailure::Retry),
         retry: RetryPolicy {
@@ -39,7 +39,7 @@ fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_t
 }
 
 #[test]
-fn whoever_takes_over_tells_a_person_again_that_a_step_keeps_failing() {
+fn a_new_owner_repeats_the_alert_about_a_step_that_keeps_failing() {
     let mut fixture = with_steps(vec![StepDefinition {
         on_failure: Some(OnFailure::Retry),
         retry: RetryPolicy {
@@ -105,8 +105,8 @@ fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadli
     let error = fixture.state(id(1)).error.clone().unwrap().error;
     assert_eq!(
         error.message,
-        "this step and those behind it may take 25s, and the deadline is nearer; \
-         before: circuit-open"
+        "this step and the steps after it may take 25s, which is longer than the time left until \
+         the deadline; previous error: circuit-open"
     );
     // Another operation waits behind the same breaker without having been refused itself.
     hurried.operation = id(2);
@@ -170,7 +170,7 @@ fn an_agent_that_would_not_try_is_left_alone_for_five_minutes_at_most() {
 }
 
 #[test]
-fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
+fn an_unreadable_row_blocks_nothing_and_raises_an_alert() {
     let mut fixture = Fixture::new();
     let mut create = request(id(1));
     create.id_origin = waybill_engine::IdOrigin::Caller;

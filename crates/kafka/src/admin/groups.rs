@@ -21,7 +21,7 @@ impl Admin {
         });
         let read = answer.await.map_err(|_| AdminError::Stopped)?;
         read.map_err(|source| AdminError::Request {
-            action: "asking for the consumer groups",
+            action: "listing the consumer groups",
             source,
         })
     }
@@ -79,20 +79,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_tells_its_topics_and_what_is_cut_off_tells_none() {
-        let told = [
+    fn a_member_reports_its_topics_and_a_truncated_one_reports_none() {
+        let metadata = [
             &[0, 3, 0, 0, 0, 2, 0, 2][..],
             b"ab",
             &[0, 1],
             b"c",
             &[0, 0, 0, 0],
         ];
-        let told = told.concat();
+        let metadata = metadata.concat();
         let topics = Some(vec!["ab".to_owned(), "c".to_owned()]);
-        assert_eq!(subscribed(&told), topics);
-        assert_eq!(subscribed(&told[..13]), topics, "an old version ends there");
+        assert_eq!(subscribed(&metadata), topics);
+        assert_eq!(
+            subscribed(&metadata[..13]),
+            topics,
+            "an old version ends there"
+        );
         for end in 0..13 {
-            assert_eq!(subscribed(&told[..end]), None, "{end} bytes");
+            assert_eq!(subscribed(&metadata[..end]), None, "{end} bytes");
         }
         assert_eq!(subscribed(&[0, 0, 0xff, 0xff, 0xff, 0xff]), None);
     }

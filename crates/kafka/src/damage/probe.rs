@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_a_right_checksum_was_written_so() {
+    fn only_batches_with_a_valid_checksum_count_as_written() {
         use DamageKind::{Corrupt, Undecodable};
         use RDKafkaErrorCode::{BadCompression, BadMessage, InvalidMessage, NotImplemented};
         let decompressed =

@@ -105,7 +105,7 @@ mod tests {
     const REFUSAL: KafkaError = KafkaError::ConsumerCommit(RDKafkaErrorCode::PolicyViolation);
 
     #[test]
-    fn what_was_refused_is_committed_again_with_the_newest_offsets_of_the_member() {
+    fn refused_offsets_are_committed_again_with_the_newest_of_the_member() {
         let commits = Commits::new("agents", GroupCommits::default());
         let [first, second] = [0, 1].map(PartitionId);
         commits.begin(&[("t", first, Offset(3)), ("t", second, Offset(5))]);

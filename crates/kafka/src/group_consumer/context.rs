@@ -72,12 +72,12 @@ impl ConsumerContext for Context {
         kind: RDKafkaRespErr,
         list: &mut TopicPartitionList,
     ) {
-        let assign = kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        let is_assignment = kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
         if self.unattended.load(Ordering::Acquire) {
-            let result = if assign {
-                take_partitions(consumer, list)
+            let result = if is_assignment {
+                assign(consumer, list)
             } else {
-                give_partitions_up(consumer, list)
+                unassign(consumer, list)
             };
             if let Err(error) = result {
                 self.log.transient("leaving the group", &error);
@@ -88,7 +88,7 @@ impl ConsumerContext for Context {
         self.rebalances
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push_back(if assign {
+            .push_back(if is_assignment {
                 Rebalance::Assign(list)
             } else {
                 Rebalance::Revoke(list)
@@ -103,7 +103,7 @@ impl ConsumerContext for Context {
     }
 }
 
-pub(super) fn take_partitions(
+pub(super) fn assign(
     consumer: &BaseConsumer<Context>,
     list: &TopicPartitionList,
 ) -> KafkaResult<()> {
@@ -113,7 +113,7 @@ pub(super) fn take_partitions(
     }
 }
 
-pub(super) fn give_partitions_up(
+pub(super) fn unassign(
     consumer: &BaseConsumer<Context>,
     list: &TopicPartitionList,
 ) -> KafkaResult<()> {

@@ -163,7 +163,7 @@ impl GroupConsumer {
             .consumer
             .seek(&at.topic, number, offset, LOOKUP_TIMEOUT);
         let is_sought = sought.is_ok();
-        self.log_failure("reading on behind undecodable records", sought);
+        self.log_failure("seeking past undecodable records", sought);
         if is_sought {
             self.moved_to.insert(at.clone(), next);
         }
@@ -192,7 +192,10 @@ impl GroupConsumer {
     /// Resumes partitions. One that the client cannot resume is retried as damaged ones are.
     fn read_on(&mut self, paused: &TopicPartitionList) {
         let resumed = self.consumer.resume(paused);
-        self.log_failure("reading on", resumed.and_then(|()| check_each(paused)));
+        self.log_failure(
+            "resuming partitions",
+            resumed.and_then(|()| check_each(paused)),
+        );
         let again_at = Instant::now() + self.damaged_again_after;
         for element in paused.elements() {
             if element.error().is_err() {
@@ -240,7 +243,7 @@ impl GroupConsumer {
     ) {
         if asked.count() > 0 {
             let looked_up = self.look_up(asked, positions, until);
-            self.log_failure("asking where partitions are to be read", looked_up);
+            self.log_failure("reading the positions of partitions", looked_up);
         }
     }
 

@@ -93,7 +93,7 @@ impl<D: Delivered> NativeProducer<D> {
             })
             .map_err(|error| ClientError::Create {
                 client_id: options.client_id.clone(),
-                reason: format!("no thread for it: {error}"),
+                reason: format!("cannot start its thread: {error}"),
             })?;
         Ok(Self {
             inner,
@@ -301,7 +301,7 @@ impl<D: Delivered> Context<D> {
             });
             if let Err(error) = sent {
                 let (token, error) = error.into_parts();
-                self.tell(token, Delivery::failed(partition, error), bytes);
+                self.settle(token, Delivery::failed(partition, error), bytes);
                 refused += 1;
             }
         }
@@ -312,7 +312,7 @@ impl<D: Delivered> Context<D> {
     fn refuse(&self, waiting: Waiting<D>, code: RDKafkaErrorCode) {
         let error = ProduceError::Refused { code };
         let (bytes, partition) = (waiting.bytes(), waiting.partition());
-        self.tell(waiting.token, Delivery::failed(partition, error), bytes);
+        self.settle(waiting.token, Delivery::failed(partition, error), bytes);
     }
 
     /// Updates the gauges of queued records and bytes.
@@ -323,7 +323,7 @@ impl<D: Delivered> Context<D> {
     }
 
     /// Passes the outcome to a record's token.
-    fn tell(&self, token: D, delivery: Delivery, bytes: usize) {
+    fn settle(&self, token: D, delivery: Delivery, bytes: usize) {
         let metrics = &self.metrics;
         match delivery.result {
             Ok(()) => metrics.acknowledged.increment(1),
@@ -371,7 +371,7 @@ impl<D: Delivered> ProducerContext for Context<D> {
             }
         };
         let partition = delivery.partition;
-        self.tell(token, delivery, message.key_len() + message.payload_len());
+        self.settle(token, delivery, message.key_len() + message.payload_len());
         self.go_on(message.topic(), partition);
     }
 }

@@ -9,20 +9,20 @@ use waybill_kafka::{
     RecordReader, RecordRef,
 };
 
+use crate::fixture::Fixture;
 use crate::on_both_brokers;
 use crate::support::{
     A_WHILE, ALL, NOTHING, PATIENCE, read, read_to, read_to_error, send_batch, values,
 };
-use crate::world::World;
 
 on_both_brokers! {
     a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there
-    who_waits_for_records_sleeps_to_the_end_of_the_wait
+    a_poll_without_records_sleeps_until_its_timeout
     partitions_are_added_and_removed_without_disturbing_the_others
     a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has
     a_start_beyond_the_end_is_an_error_that_names_the_partition
     a_start_below_what_was_deleted_is_an_error_that_names_what_is_left
-    of_several_partitions_without_their_offsets_each_is_told_of
+    each_partition_without_its_offset_is_reported
     a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more
     a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there
     a_copy_of_the_checkpoint_is_committed_for_lag_tools
@@ -33,16 +33,16 @@ on_both_brokers! {
 /// behind it are not, and the other partition is read on.
 #[test]
 fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     for value in [&b"before"[..], b"the damaged one", b"behind"] {
         send_batch(&producer, &topic, 0, &[value]);
     }
     send_batch(&producer, &topic, 1, &[b"healthy"]);
-    world.flip_a_bit_of(b"the damaged one");
+    fixture.flip_a_bit_of(b"the damaged one");
 
-    let consumer = world.consumer(&topic, 0, 0);
+    let consumer = fixture.consumer(&topic, 0, 0);
     let other = [(topic.as_str(), PartitionId(1), Offset(0))];
     consumer.add(&other).unwrap();
     let (mut records, mut damaged) = (Vec::new(), None);
@@ -68,7 +68,7 @@ fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
     send_batch(&producer, &topic, 1, &[b"later"]);
     assert_eq!(values(&self::read(&consumer, 1)), [b"later"]);
 
-    world.flip_a_bit_of(b"the damaged one");
+    fixture.flip_a_bit_of(b"the damaged one");
     let again = [(topic.as_str(), PartitionId(0), Offset(1))];
     consumer.add(&again).unwrap();
     let rest = self::read(&consumer, 2);
@@ -79,17 +79,17 @@ fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
 #[test]
 fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage() {
     const OTHERS: u32 = 20;
-    let world = World::embedded();
-    let topic = world.topic("t", 1 + OTHERS);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 1 + OTHERS);
+    let producer = fixture.producer();
     for value in [&b"before"[..], b"the damaged one", b"behind"] {
         send_batch(&producer, &topic, 0, &[value]);
     }
     for partition in 1..=OTHERS {
         send_batch(&producer, &topic, partition, &[b"healthy"]);
     }
-    world.line().damage(&[b"the damaged one"]);
-    let consumer = world.consumer(&topic, 0, 0);
+    fixture.line().damage(&[b"the damaged one"]);
+    let consumer = fixture.consumer(&topic, 0, 0);
     let one = PollLimits { records: 1, ..ALL };
     let mut values = Vec::new();
     while values.is_empty() {
@@ -98,7 +98,7 @@ fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage(
     }
     // Until the damage is prefetched.
     thread::sleep(A_WHILE * 10);
-    world.slow_down(Duration::from_secs(6));
+    fixture.slow_down(Duration::from_secs(6));
     for partition in 1..=OTHERS {
         let at = (topic.as_str(), PartitionId(partition), Offset(0));
         consumer.add(&[at]).unwrap();
@@ -108,7 +108,7 @@ fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage(
     // Waiting for an answer about each would take more than 40 s.
     assert!(asked_at.elapsed() < Duration::from_secs(20));
 
-    world.slow_down(Duration::ZERO);
+    fixture.slow_down(Duration::ZERO);
     let deadline = Instant::now() + PATIENCE;
     let mut damaged = None;
     while damaged.is_none() || values.len() < 1 + OTHERS as usize {
@@ -130,15 +130,15 @@ fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage(
     assert!(values.iter().all(|value| value == b"healthy"), "{values:?}");
 }
 
-fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
-    let topic = world.topic("t", 1);
+fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
     send_batch(
-        &world.producer(),
+        &fixture.producer(),
         &topic,
         0,
         &[b"a", b"b", b"c", b"d", b"e"],
     );
-    let consumer = world.consumer(&topic, 0, 1);
+    let consumer = fixture.consumer(&topic, 0, 1);
 
     let mut seen = Vec::new();
     let mut take = |limits| {
@@ -160,9 +160,9 @@ fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
     assert!(started.elapsed() >= wait);
 }
 
-fn who_waits_for_records_sleeps_to_the_end_of_the_wait(world: &World) {
-    let topic = world.topic("t", 1);
-    let consumer = world.consumer(&topic, 0, 0);
+fn a_poll_without_records_sleeps_until_its_timeout(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let consumer = fixture.consumer(&topic, 0, 0);
     let nothing = || {
         let polled = consumer.poll(ALL, Duration::from_millis(2), &mut |_| panic!());
         assert_eq!(polled.unwrap(), Polled::default());
@@ -184,28 +184,28 @@ fn thread_cpu() -> Option<Duration> {
     Some(Duration::from_nanos(nanos))
 }
 
-fn a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has(world: &World) {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a"]);
-    let consumer = world.consumer(&topic, 0, 0);
+fn a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
+    let consumer = fixture.consumer(&topic, 0, 0);
     assert_eq!(values(&read(&consumer, 1)), [b"a"]);
 
-    world.more_partitions(&topic, 2);
+    fixture.more_partitions(&topic, 2);
     let ends = consumer.watermarks(&topic, PartitionId(1), PATIENCE);
     assert_eq!(ends.unwrap(), (Offset(0), Offset(0)));
     consumer
         .add(&[(&topic, PartitionId(1), Offset(0))])
         .unwrap();
-    send_batch(&world.producer(), &topic, 1, &[b"b"]);
+    send_batch(&fixture.producer(), &topic, 1, &[b"b"]);
     assert_eq!(values(&read(&consumer, 1)), [b"b"]);
 }
 
-fn partitions_are_added_and_removed_without_disturbing_the_others(world: &World) {
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn partitions_are_added_and_removed_without_disturbing_the_others(fixture: &Fixture) {
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a0", b"a1"]);
     send_batch(&producer, &topic, 1, &[b"b0", b"b1"]);
-    let consumer = world.consumer(&topic, 0, 0);
+    let consumer = fixture.consumer(&topic, 0, 0);
     assert_eq!(values(&read(&consumer, 2)), [b"a0", b"a1"]);
 
     consumer
@@ -223,12 +223,12 @@ fn partitions_are_added_and_removed_without_disturbing_the_others(world: &World)
     assert_eq!(quiet.unwrap(), Polled::default());
 }
 
-fn a_start_beyond_the_end_is_an_error_that_names_the_partition(world: &World) {
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn a_start_beyond_the_end_is_an_error_that_names_the_partition(fixture: &Fixture) {
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a", b"b", b"c"]);
     send_batch(&producer, &topic, 1, &[b"a"]);
-    let consumer = world.consumer(&topic, 0, 3);
+    let consumer = fixture.consumer(&topic, 0, 3);
     consumer
         .add(&[(&topic, PartitionId(1), Offset(7))])
         .unwrap();
@@ -238,10 +238,10 @@ fn a_start_beyond_the_end_is_an_error_that_names_the_partition(world: &World) {
     assert_eq!(values(&read(&consumer, 1)), [b"d"]);
 }
 
-fn of_several_partitions_without_their_offsets_each_is_told_of(world: &World) {
-    let topic = world.topic("t", 3);
-    send_batch(&world.producer(), &topic, 0, &[b"a"]);
-    let consumer = world.consumer(&topic, 0, 1);
+fn each_partition_without_its_offset_is_reported(fixture: &Fixture) {
+    let topic = fixture.topic("t", 3);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
+    let consumer = fixture.consumer(&topic, 0, 1);
     let beyond = [
         (&*topic, PartitionId(1), Offset(7)),
         (&topic, PartitionId(2), Offset(9)),
@@ -259,12 +259,12 @@ fn of_several_partitions_without_their_offsets_each_is_told_of(world: &World) {
     assert_eq!(told, [(1, 7), (2, 9)]);
 }
 
-fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(world: &World) {
-    let topic = world.topic("t", 1);
-    let producer = world.producer();
+fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a", b"b", b"c", b"d", b"e"]);
-    world.delete_records(&topic, 3);
-    let consumer = world.consumer(&topic, 0, 1);
+    fixture.delete_records(&topic, 3);
+    let consumer = fixture.consumer(&topic, 0, 1);
     assert_out_of_range(&read_to_error(&consumer), &topic, 0, 1, (3, 5));
 
     // A consumer that starts at the first remaining record reads all of them.
@@ -273,16 +273,16 @@ fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(world: &Wo
         .unwrap();
     assert_eq!(values(&read(&consumer, 2)), [b"d", b"e"]);
     // Deleting records that a consumer has read does not affect it.
-    world.delete_records(&topic, 5);
+    fixture.delete_records(&topic, 5);
     send_batch(&producer, &topic, 0, &[b"f"]);
     assert_eq!(values(&read(&consumer, 1)), [b"f"]);
 }
 
-fn a_reader_of_single_records_says_what_lies_at_an_offset(world: &World) {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
-    world.delete_records(&topic, 1);
-    let reader = RecordReader::new(world.settings.clone(), "reader");
+fn a_reader_of_single_records_says_what_lies_at_an_offset(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+    fixture.delete_records(&topic, 1);
+    let reader = RecordReader::new(fixture.settings.clone(), "reader");
     let at = |partition: u32, offset: i64| {
         let read = async {
             let (partition, due) = (PartitionId(partition), Instant::now() + PATIENCE);
@@ -292,7 +292,7 @@ fn a_reader_of_single_records_says_what_lies_at_an_offset(world: &World) {
                 .read(&topic, partition, Offset(offset), due, value)
                 .await
         };
-        world.runtime.block_on(read)
+        fixture.runtime.block_on(read)
     };
     assert_eq!(at(0, 1).unwrap(), AtOffset::Record(b"b".to_vec()));
     assert!(matches!(at(7, 0), Err(ReadError::Request(_))));
@@ -302,21 +302,21 @@ fn a_reader_of_single_records_says_what_lies_at_an_offset(world: &World) {
     reader.close();
 }
 
-fn a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more(world: &World) {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
-    let consumer = world.consumer(&topic, 0, 0);
+fn a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+    let consumer = fixture.consumer(&topic, 0, 0);
     assert_eq!(read(&consumer, 3).len(), 3);
-    world.delete(&topic);
-    assert_eq!(world.topic("t", 1), topic);
-    send_batch(&world.producer(), &topic, 0, &[b"new"]);
+    fixture.delete(&topic);
+    assert_eq!(fixture.topic("t", 1), topic);
+    send_batch(&fixture.producer(), &topic, 0, &[b"new"]);
     assert_out_of_range(&read_to_error(&consumer), &topic, 0, 3, (0, 1));
 }
 
-fn a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there(world: &World) {
-    let (empty, filled) = (world.topic("empty", 1), world.topic("filled", 1));
-    send_batch(&world.producer(), &filled, 0, &[b"a", b"b"]);
-    let consumer = PartitionConsumer::new(&world.settings, &ConsumerOptions::new("c")).unwrap();
+fn a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there(fixture: &Fixture) {
+    let (empty, filled) = (fixture.topic("empty", 1), fixture.topic("filled", 1));
+    send_batch(&fixture.producer(), &filled, 0, &[b"a", b"b"]);
+    let consumer = PartitionConsumer::new(&fixture.settings, &ConsumerOptions::new("c")).unwrap();
     // Both partitions have the same number.
     consumer
         .add(&[(&filled, PartitionId(0), Offset(2))])
@@ -329,17 +329,17 @@ fn a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there(world: &Wor
 }
 
 /// A client that is not a member of the group may commit to it as long as it has no members.
-fn a_copy_of_the_checkpoint_is_committed_for_lag_tools(world: &World) {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+fn a_copy_of_the_checkpoint_is_committed_for_lag_tools(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b", b"c"]);
     let mut options = ConsumerOptions::new("c");
-    options.group_for_lag = Some(world.name("lag"));
-    let consumer = PartitionConsumer::new(&world.settings, &options).unwrap();
+    options.group_for_lag = Some(fixture.name("lag"));
+    let consumer = PartitionConsumer::new(&fixture.settings, &options).unwrap();
     consumer
         .assign(&[(&topic, PartitionId(0), Offset(0))])
         .unwrap();
     assert_eq!(read(&consumer, 3).len(), 3);
-    let committed = || crate::groups::committed(world, &world.name("lag"), &topic, 0);
+    let committed = || crate::groups::committed(fixture, &fixture.name("lag"), &topic, 0);
     assert_eq!(committed(), None);
     let deadline = Instant::now() + PATIENCE;
     // A copy may fail, and the next one replaces it.

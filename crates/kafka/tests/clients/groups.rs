@@ -17,9 +17,9 @@ use waybill_kafka::{
     RecordRef, TopicPartition,
 };
 
+use crate::fixture::Fixture;
 use crate::on_both_brokers;
 use crate::support::{A_WHILE, ALL, PATIENCE, send_batch};
-use crate::world::World;
 
 on_both_brokers! {
     a_member_starts_at_the_beginning_and_its_successor_where_it_committed
@@ -100,18 +100,18 @@ impl GroupHandler for Share {
 
 impl Member {
     /// A member that has subscribed to a topic.
-    fn new(world: &World, topic: &str, change: impl FnOnce(&mut GroupOptions)) -> Self {
-        let mut options = GroupOptions::new(world.name("g"), "member");
+    fn new(fixture: &Fixture, topic: &str, change: impl FnOnce(&mut GroupOptions)) -> Self {
+        let mut options = GroupOptions::new(fixture.name("g"), "member");
         options.session_timeout = LONG_SESSION;
         change(&mut options);
-        let mut consumer = GroupConsumer::new(&world.settings, &options).unwrap();
+        let mut consumer = GroupConsumer::new(&fixture.settings, &options).unwrap();
         consumer.subscribe(&[topic]).unwrap();
         let share = Share::default();
         Self { consumer, share }
     }
 
-    fn named(world: &World, topic: &str, name: &str) -> Self {
-        Self::new(world, topic, |options| {
+    fn named(fixture: &Fixture, topic: &str, name: &str) -> Self {
+        Self::new(fixture, topic, |options| {
             options.instance_id = Some(name.to_owned());
         })
     }
@@ -165,9 +165,14 @@ fn poll_until<const N: usize>(
 }
 
 /// The offset that a group has committed, if any.
-pub(crate) fn committed(world: &World, group: &str, topic: &str, partition: i32) -> Option<i64> {
+pub(crate) fn committed(
+    fixture: &Fixture,
+    group: &str,
+    topic: &str,
+    partition: i32,
+) -> Option<i64> {
     let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", &world.settings.brokers)
+        .set("bootstrap.servers", &fixture.settings.brokers)
         .set("group.id", group)
         .create()
         .unwrap();
@@ -191,37 +196,37 @@ pub(crate) fn committed(world: &World, group: &str, topic: &str, partition: i32)
 #[test]
 fn a_group_whose_commits_are_refused_again_and_again_is_named_with_the_error() {
     // The broker has no room for the offsets of another group.
-    let world = World::embedded_with(|config| config.stored_groups_max = 0);
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a"]);
-    let mut member = Member::new(&world, &topic, |_| {});
+    let fixture = Fixture::embedded_with(|config| config.stored_groups_max = 0);
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
+    let mut member = Member::new(&fixture, &topic, |_| {});
     poll_until([&mut member], |[member]| member.read_count() == 1);
     member
         .consumer
         .commit(&[(&topic, PartitionId(0), Offset(1))])
         .unwrap();
-    assert!(world.settings.group_commits.refused().is_empty());
+    assert!(fixture.settings.group_commits.refused().is_empty());
     // No further record is read, and the commit is repeated without it.
     poll_until([&mut member], |_| {
-        !world.settings.group_commits.refused().is_empty()
+        !fixture.settings.group_commits.refused().is_empty()
     });
-    let refused = world.settings.group_commits.refused();
+    let refused = fixture.settings.group_commits.refused();
     let [said] = &refused[..] else {
         panic!("{refused:?}");
     };
-    let group = format!("consumer group {}: ", world.name("g"));
+    let group = format!("consumer group {}: ", fixture.name("g"));
     assert!(said.starts_with(&group), "{said}");
     drop(member);
-    assert!(world.settings.group_commits.refused().is_empty());
+    assert!(fixture.settings.group_commits.refused().is_empty());
 }
 
-fn a_member_starts_at_the_beginning_and_its_successor_where_it_committed(world: &World) {
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn a_member_starts_at_the_beginning_and_its_successor_where_it_committed(fixture: &Fixture) {
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a0", b"a1"]);
     send_batch(&producer, &topic, 1, &[b"b0"]);
 
-    let mut first = Member::new(world, &topic, |_| {});
+    let mut first = Member::new(fixture, &topic, |_| {});
     poll_until([&mut first], |[first]| first.read_count() == 3);
     assert_eq!(first.held(), 2);
     assert_eq!(first.values(0), [b"a0", b"a1"]);
@@ -234,27 +239,27 @@ fn a_member_starts_at_the_beginning_and_its_successor_where_it_committed(world: 
     first.share.next.remove(&PartitionId(0));
     first.consumer.close(PATIENCE, &mut first.share);
     assert_eq!((first.share.held.len(), first.share.revoked), (0, 2));
-    let group = world.name("g");
-    assert_eq!(committed(world, &group, &topic, 0), Some(1));
-    assert_eq!(committed(world, &group, &topic, 1), Some(1));
+    let group = fixture.name("g");
+    assert_eq!(committed(fixture, &group, &topic, 0), Some(1));
+    assert_eq!(committed(fixture, &group, &topic, 1), Some(1));
 
-    let mut second = Member::new(world, &topic, |_| {});
+    let mut second = Member::new(fixture, &topic, |_| {});
     send_batch(&producer, &topic, 1, &[b"b1"]);
     poll_until([&mut second], |[second]| second.read_count() == 2);
     assert_eq!(second.values(0), [b"a1"]);
     assert_eq!(second.values(1), [b"b1"]);
 }
 
-fn a_second_member_takes_over_some_partitions_where_the_first_stopped(world: &World) {
-    let topic = world.topic("t", 4);
-    let producer = world.producer();
+fn a_second_member_takes_over_some_partitions_where_the_first_stopped(fixture: &Fixture) {
+    let topic = fixture.topic("t", 4);
+    let producer = fixture.producer();
     for partition in 0..4 {
         send_batch(&producer, &topic, partition, &[b"0"]);
     }
-    let mut one = Member::new(world, &topic, |_| {});
+    let mut one = Member::new(fixture, &topic, |_| {});
     poll_until([&mut one], |[one]| one.read_count() == 4);
 
-    let mut two = Member::new(world, &topic, |_| {});
+    let mut two = Member::new(fixture, &topic, |_| {});
     poll_until([&mut one, &mut two], |both| {
         both.iter().all(|member| member.held() == 2)
     });
@@ -275,11 +280,11 @@ fn a_second_member_takes_over_some_partitions_where_the_first_stopped(world: &Wo
     drop(one);
 }
 
-fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(world: &World) {
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(fixture: &Fixture) {
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a0", b"a1", b"a2"]);
-    let mut first = Member::new(world, &topic, |_| {});
+    let mut first = Member::new(fixture, &topic, |_| {});
     // Partitions that are assigned while records are held back are held back too.
     first.consumer.hold(true).unwrap();
     poll_until([&mut first], |[first]| first.held() == 2);
@@ -296,7 +301,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(worl
     first.poll_in_vain();
 
     // A partition that is given up meanwhile is not held back when it is assigned again.
-    let mut second = Member::new(world, &topic, |_| {});
+    let mut second = Member::new(fixture, &topic, |_| {});
     poll_until([&mut first, &mut second], |both| {
         both.iter().all(|member| member.held() == 1)
     });
@@ -316,10 +321,10 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(worl
     }
 }
 
-fn a_member_without_a_partition_was_assigned_its_share_all_the_same(world: &World) {
-    let topic = world.topic("t", 1);
-    let mut one = Member::new(world, &topic, |_| {});
-    let mut two = Member::new(world, &topic, |_| {});
+fn a_member_without_a_partition_was_assigned_its_share_all_the_same(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let mut one = Member::new(fixture, &topic, |_| {});
+    let mut two = Member::new(fixture, &topic, |_| {});
     assert!(!one.consumer.was_assigned(), "nothing can have come yet");
     poll_until([&mut one, &mut two], |both| {
         both.iter().all(|member| member.consumer.was_assigned())
@@ -328,36 +333,36 @@ fn a_member_without_a_partition_was_assigned_its_share_all_the_same(world: &Worl
 }
 
 /// A commit in flight when partitions are given up must not keep the member from leaving the group.
-fn a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed(world: &World) {
+fn a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed(fixture: &Fixture) {
     for instance_id in [None, Some("first")] {
-        let topic = world.topic(instance_id.unwrap_or("nobody"), 2);
-        send_batch(&world.producer(), &topic, 0, &[b"v"]);
-        let mut first = Member::new(world, &topic, |options| {
+        let topic = fixture.topic(instance_id.unwrap_or("nobody"), 2);
+        send_batch(&fixture.producer(), &topic, 0, &[b"v"]);
+        let mut first = Member::new(fixture, &topic, |options| {
             options.instance_id = instance_id.map(str::to_owned);
         });
         poll_until([&mut first], |[first]| first.read_count() == 1);
-        world.slow_down(Duration::from_millis(50));
+        fixture.slow_down(Duration::from_millis(50));
         first.consumer.close(PATIENCE, &mut first.share);
         assert_eq!(first.share.held, []);
 
-        let mut second = Member::new(world, &topic, |_| {});
+        let mut second = Member::new(fixture, &topic, |_| {});
         poll_until([&mut second], |[second]| second.held() == 2);
         second.poll_in_vain();
-        assert_eq!(committed(world, &world.name("g"), &topic, 0), Some(1));
+        assert_eq!(committed(fixture, &fixture.name("g"), &topic, 0), Some(1));
         second.consumer.close(PATIENCE, &mut second.share);
-        world.slow_down(Duration::ZERO);
+        fixture.slow_down(Duration::ZERO);
     }
 }
 
-fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &World) {
-    let topic = world.topic("t", 4);
-    let mut first = Member::named(world, &topic, "first");
-    let mut other = Member::named(world, &topic, "other");
+fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(fixture: &Fixture) {
+    let topic = fixture.topic("t", 4);
+    let mut first = Member::named(fixture, &topic, "first");
+    let mut other = Member::named(fixture, &topic, "other");
     poll_until([&mut first, &mut other], |both| {
         both.iter().all(|member| member.held() == 2)
     });
     for partition in 0..4 {
-        send_batch(&world.producer(), &topic, partition, &[b"v"]);
+        send_batch(&fixture.producer(), &topic, partition, &[b"v"]);
     }
     poll_until([&mut first, &mut other], |both| {
         both.iter().all(|member| member.read_count() == 2)
@@ -365,7 +370,7 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &Wor
     let (mut held, revoked) = (first.share.held.clone(), other.share.revoked);
     // Without leaving the group, as when the process is killed.
     drop(first);
-    let mut again = Member::named(world, &topic, "first");
+    let mut again = Member::named(fixture, &topic, "first");
     // It has its old partitions, reads uncommitted records again, and the other member was not
     // affected.
     poll_until([&mut again, &mut other], |[again, _]| {
@@ -380,11 +385,11 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &Wor
 }
 
 /// Two processes with one name are an operator's mistake: one of them ends.
-fn of_two_members_under_one_name_one_cannot_go_on(world: &World) {
-    let topic = world.topic("t", 1);
-    let mut first = Member::named(world, &topic, "name");
+fn of_two_members_under_one_name_one_cannot_go_on(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let mut first = Member::named(fixture, &topic, "name");
     poll_until([&mut first], |[first]| first.held() == 1);
-    let mut second = Member::named(world, &topic, "name");
+    let mut second = Member::named(fixture, &topic, "name");
     poll_until([&mut second], |[second]| second.held() == 1);
     // Each takes the other's place, until one of them has used up its renewals.
     let deadline = Instant::now() + PATIENCE;
@@ -397,17 +402,17 @@ fn of_two_members_under_one_name_one_cannot_go_on(world: &World) {
         std::mem::swap(&mut first, &mut second);
     };
     assert!(matches!(error, PollError::Fatal { .. }), "{error:?}");
-    send_batch(&world.producer(), &topic, 0, &[b"a"]);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
     poll_until([&mut other], |[other]| other.read_count() == 1);
     assert_eq!(other.held(), 1);
 }
 
 /// Dropped without leaving the group, as when the process is killed. Its session ends, and another
 /// member does the uncommitted work again.
-fn a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again(world: &World) {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a", b"b"]);
-    let mut first = Member::new(world, &topic, |options| {
+fn a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b"]);
+    let mut first = Member::new(fixture, &topic, |options| {
         options.session_timeout = Duration::from_secs(6);
         // A named member does not leave the group when it is dropped.
         options.instance_id = Some("first".to_owned());
@@ -418,12 +423,12 @@ fn a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again(world
         .commit(&[(&topic, PartitionId(0), Offset(1))])
         .unwrap();
     let deadline = Instant::now() + PATIENCE;
-    while committed(world, &world.name("g"), &topic, 0) != Some(1) {
+    while committed(fixture, &fixture.name("g"), &topic, 0) != Some(1) {
         assert!(Instant::now() < deadline);
         first.poll(ALL, A_WHILE);
     }
     drop(first);
-    let mut second = Member::new(world, &topic, |_| {});
+    let mut second = Member::new(fixture, &topic, |_| {});
     poll_until([&mut second], |[second]| second.read_count() == 1);
     assert_eq!(second.values(0), [b"b"]);
 }

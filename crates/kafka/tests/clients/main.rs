@@ -9,6 +9,7 @@
 
 mod consuming;
 mod fenced;
+mod fixture;
 mod groups;
 mod line;
 mod mock_cluster;
@@ -20,7 +21,6 @@ mod support;
 mod topics;
 mod transactions;
 mod unreachable;
-mod world;
 
 /// Turns each of these functions into a test on the embedded broker and one on Apache Kafka.
 macro_rules! on_both_brokers {
@@ -28,14 +28,14 @@ macro_rules! on_both_brokers {
         mod embedded {
             $(#[test]
             fn $test() {
-                super::$test(&$crate::world::World::embedded());
+                super::$test(&$crate::fixture::Fixture::embedded());
             })+
         }
         mod apache_kafka {
             $(#[test]
             fn $test() {
-                if let Some(world) = $crate::world::World::apache_kafka() {
-                    super::$test(&world);
+                if let Some(fixture) = $crate::fixture::Fixture::apache_kafka() {
+                    super::$test(&fixture);
                 }
             })+
         }

@@ -13,10 +13,10 @@ use waybill_kafka::{
 };
 use waybill_test_support::batches::batch;
 
+use crate::fixture::Fixture;
 use crate::raw::{append_batch, poison_record, record};
 use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::transactions::Transactional;
-use crate::world::World;
 
 /// A good record before an unparsable one, and one behind it that no client can reach.
 fn poison() -> Vec<u8> {
@@ -101,9 +101,9 @@ fn a_partition_that_stalls_without_an_error_is_reported_as_damaged() {
 
 #[test]
 fn a_partition_of_apache_kafka_that_stalls_without_an_error_is_reported_as_damaged() {
-    if let Some(world) = World::apache_kafka() {
-        let topic = world.topic_with("t", 2, &[("compression.type", "uncompressed")]);
-        assert_stall_is_reported(&world.settings, &topic);
+    if let Some(fixture) = Fixture::apache_kafka() {
+        let topic = fixture.topic_with("t", 2, &[("compression.type", "uncompressed")]);
+        assert_stall_is_reported(&fixture.settings, &topic);
     }
 }
 
@@ -118,7 +118,7 @@ fn quiet_for_long(consumer: &PartitionConsumer) {
 }
 
 #[test]
-fn a_broker_that_is_away_is_no_stall() {
+fn an_unreachable_broker_is_not_a_stall() {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic("t", 1, 1).unwrap();
     let settings = KafkaSettings::new(cluster.bootstrap_servers());
@@ -141,15 +141,15 @@ fn a_broker_that_is_away_is_no_stall() {
 }
 
 #[test]
-fn a_transaction_that_is_open_is_no_stall() {
-    let Some(world) = World::apache_kafka() else {
+fn an_open_transaction_is_not_a_stall() {
+    let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a"]);
-    let writer = Transactional::new(&world);
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
+    let writer = Transactional::new(&fixture);
     writer.write_two(&topic);
-    quiet_for_long(&world.consumer(&topic, 0, 1));
+    quiet_for_long(&fixture.consumer(&topic, 0, 1));
 }
 
 /// Reads partition 0 from its start as the scheduler does, which adds a damaged partition again:
@@ -220,22 +220,22 @@ fn not_compressed(records: &[Vec<u8>]) -> Vec<u8> {
 
 /// Every form of record that Apache Kafka is known to keep and librdkafka cannot parse.
 #[test]
-fn behind_what_apache_kafka_lets_in_the_partition_is_read_on() {
-    let Some(world) = World::apache_kafka() else {
+fn reading_continues_after_records_that_apache_kafka_accepted() {
+    let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };
-    let topic = world.topic_with("t", 1, &[("compression.type", "uncompressed")]);
-    let append = |records: &[Vec<u8>]| append_batch(&world.settings, &topic, &batch(0, records));
+    let topic = fixture.topic_with("t", 1, &[("compression.type", "uncompressed")]);
+    let append = |records: &[Vec<u8>]| append_batch(&fixture.settings, &topic, &batch(0, records));
     let body = &record(0, b"a")[1..];
     let long = |length: u8| vec![length | 0x80, 0x80, 0x80, 0x80, 0x70];
     let whole_length = long(u8::try_from(body.len()).unwrap() * 2);
     append(&[[&whole_length, body].concat(), record(1, b"hidden")]);
     let value_length = [&[11 * 2, 0, 0, 0, 0][..], &long(2), b"v\0"].concat();
     append(&[value_length, record(1, b"good")]);
-    let producer = world.producer();
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"good"]);
     append(&[record(0, b"good"), poison_record(1)]);
-    let (offsets, passed) = read_over_poison(&world.settings, &topic, 3);
+    let (offsets, passed) = read_over_poison(&fixture.settings, &topic, 3);
     eprintln!("read {offsets:?}, passed over {passed:?}");
     assert!(offsets.contains(&4) && offsets.contains(&5), "{offsets:?}");
     assert!(passed.iter().all(|(first, next)| {

@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Delivery, ErrorCode, Header, OutRecord, ProduceError, RawRecord, Settlement};
 
+use crate::fixture::Fixture;
 use crate::on_both_brokers;
 use crate::raw;
 use crate::support::{PATIENCE, read, send_batch, send_one};
-use crate::world::World;
 
 on_both_brokers! {
     what_is_sent_is_read_back_with_key_headers_and_timestamp
@@ -22,9 +22,9 @@ on_both_brokers! {
     a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka
 }
 
-fn what_is_sent_is_read_back_with_key_headers_and_timestamp(world: &World) {
-    let topic = world.topic("t", 2);
-    let producer = world.one_producer();
+fn what_is_sent_is_read_back_with_key_headers_and_timestamp(fixture: &Fixture) {
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.one_producer();
     let headers = [
         Header {
             key: "traceparent",
@@ -63,7 +63,7 @@ fn what_is_sent_is_read_back_with_key_headers_and_timestamp(world: &World) {
     };
     assert_eq!(send_one(&producer, &bare).offset, Some(Offset(1)));
 
-    let records = read(&world.consumer(&topic, 1, 0), 2);
+    let records = read(&fixture.consumer(&topic, 1, 0), 2);
     let sent_ms = records[0].timestamp_ms;
     assert!(
         sent_ms.is_some_and(|sent| (before..=now_ms()).contains(&sent)),
@@ -95,9 +95,9 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).expect("it fits for long")
 }
 
-fn flushing_waits_for_every_acknowledgement(world: &World) {
-    let topic = world.topic("t", 1);
-    let producer = world.producer();
+fn flushing_waits_for_every_acknowledgement(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let producer = fixture.producer();
     let (settlement, mut settled) = Settlement::channel(1_000);
     for _ in 0..1_000 {
         let record = OutRecord::new(&topic, PartitionId(0), b"k", b"v");
@@ -111,12 +111,12 @@ fn flushing_waits_for_every_acknowledgement(world: &World) {
         thread::yield_now();
     }
     assert_eq!(settled.try_recv(), Ok(Ok(())));
-    assert_eq!(read(&world.consumer(&topic, 0, 0), 1_000).len(), 1_000);
+    assert_eq!(read(&fixture.consumer(&topic, 0, 0), 1_000).len(), 1_000);
 }
 
-fn a_record_that_is_too_large_for_its_topic_is_refused_for_good(world: &World) {
-    let topic = world.topic_with("t", 1, &[("max.message.bytes", "2000")]);
-    let producer = world.one_producer();
+fn a_record_that_is_too_large_for_its_topic_is_refused_for_good(fixture: &Fixture) {
+    let topic = fixture.topic_with("t", 1, &[("max.message.bytes", "2000")]);
+    let producer = fixture.one_producer();
     let record = |value| OutRecord::new(&topic, PartitionId(0), b"k", value);
     assert_eq!(send_one(&producer, &record(b"before")).result, Ok(()));
     let refused = send_one(&producer, &record(&[0; 3_000]))
@@ -134,9 +134,9 @@ fn a_record_that_is_too_large_for_its_topic_is_refused_for_good(world: &World) {
     assert_eq!((after.result, after.offset), (Ok(()), Some(Offset(1))));
 }
 
-fn a_partition_that_does_not_exist_is_refused_for_good(world: &World) {
-    let topic = world.topic("t", 1);
-    let producer = world.one_producer();
+fn a_partition_that_does_not_exist_is_refused_for_good(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let producer = fixture.one_producer();
     // The topic's partitions are known once a record was delivered.
     let record = OutRecord::new(&topic, PartitionId(0), b"k", b"v");
     assert_eq!(send_one(&producer, &record).result, Ok(()));
@@ -157,12 +157,12 @@ fn a_partition_that_does_not_exist_is_refused_for_good(world: &World) {
 }
 
 /// The new log does not know the producer's sequence numbers.
-fn a_producer_goes_on_when_its_topic_is_made_anew(world: &World) {
-    let topic = world.topic("t", 1);
-    let producer = world.producer();
+fn a_producer_goes_on_when_its_topic_is_made_anew(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a", b"b"]);
-    world.delete(&topic);
-    assert_eq!(world.topic("t", 1), topic);
+    fixture.delete(&topic);
+    assert_eq!(fixture.topic("t", 1), topic);
     let deadline = Instant::now() + PATIENCE;
     // A record may be sent while the producer still knows the old topic.
     loop {
@@ -178,18 +178,20 @@ fn a_producer_goes_on_when_its_topic_is_made_anew(world: &World) {
             Err(error) => assert!(Instant::now() < deadline, "{error:?}"),
         }
     }
-    let records = read(&world.consumer(&topic, 0, 0), 1);
+    let records = read(&fixture.consumer(&topic, 0, 0), 1);
     assert_eq!(records[0].value.as_deref(), Some(&b"c"[..]));
 }
 
 /// Another client writes under the producer's ID, more batches than a broker remembers: to the
 /// broker the producer's next batch is neither the next one nor a duplicate.
-fn a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka(world: &World) {
-    let topic = world.topic("t", 1);
-    let producer = world.one_producer();
+fn a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka(
+    fixture: &Fixture,
+) {
+    let topic = fixture.topic("t", 1);
+    let producer = fixture.one_producer();
     let record = |value| OutRecord::new(&topic, PartitionId(0), b"k", value);
     assert_eq!(send_one(&producer, &record(b"before")).result, Ok(()));
-    let [first] = &raw::fetch(&world.settings, &topic)[..] else {
+    let [first] = &raw::fetch(&fixture.settings, &topic)[..] else {
         panic!("there is one record");
     };
     for sequence in 1..=10 {
@@ -197,7 +199,7 @@ fn a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka
             sequence,
             ..first.clone()
         };
-        raw::append(&world.settings, &topic, &[next]);
+        raw::append(&fixture.settings, &topic, &[next]);
     }
     let failed = send_one(&producer, &record(b"broken")).result;
     assert!(failed.is_err());

@@ -13,9 +13,9 @@ use waybill_kafka::{
     KafkaSettings, PartitionConsumer, RecordRef, TopicPartition, TopicSpec,
 };
 
+use crate::fixture::Fixture;
 use crate::raw::{self, On, Right};
 use crate::support::{A_WHILE, ALL, PATIENCE, read, send_batch, values};
-use crate::world::World;
 
 const BROKERS: &str = "WAYBILL_TEST_SECURED_BROKERS";
 const SECRETS: &str = "WAYBILL_TEST_SECRETS";
@@ -101,7 +101,7 @@ fn every_client_works_over_tls_with_a_login() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
-    assert_every_client_works(&World::of_others(site.settings()));
+    assert_every_client_works(&Fixture::of_others(site.settings()));
 }
 
 #[test]
@@ -109,11 +109,11 @@ fn every_client_works_with_no_more_rights_than_the_documentation_names() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
-    let Some(everything) = World::apache_kafka() else {
+    let Some(everything) = Fixture::apache_kafka() else {
         return;
     };
-    let world = World::of_others(site.guest());
-    let (prefix, of) = (world.name(""), &everything.settings);
+    let fixture = Fixture::of_others(site.guest());
+    let (prefix, of) = (fixture.name(""), &everything.settings);
     let on_topics = [
         Right::Describe,
         Right::DescribeConfigs,
@@ -129,38 +129,38 @@ fn every_client_works_with_no_more_rights_than_the_documentation_names() {
     }
     // The broker reads access rights from its own log, a moment later.
     let deadline = Instant::now() + PATIENCE;
-    let probe = [TopicSpec::new(world.name("probe"), 1)];
-    while world
+    let probe = [TopicSpec::new(fixture.name("probe"), 1)];
+    while fixture
         .runtime
-        .block_on(world.admin.try_topics(&probe))
+        .block_on(fixture.admin.try_topics(&probe))
         .is_err()
     {
         assert!(Instant::now() < deadline, "the rights do not come");
     }
-    let topic = assert_every_client_works(&world);
-    let settings = world
+    let topic = assert_every_client_works(&fixture);
+    let settings = fixture
         .runtime
-        .block_on(world.admin.topic_settings(&[&topic]))
+        .block_on(fixture.admin.topic_settings(&[&topic]))
         .unwrap();
     assert!(settings.contains_key(&topic), "{settings:?}");
     // This user may not delete it.
-    world
+    fixture
         .runtime
-        .block_on(world.admin.delete_topic(&topic))
+        .block_on(fixture.admin.delete_topic(&topic))
         .unwrap_err();
     let deleted = everything.admin.delete_topic(&topic);
     everything.runtime.block_on(deleted).unwrap();
 }
 
 /// Returns the topic that the clients used.
-fn assert_every_client_works(world: &World) -> String {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a", b"b"]);
-    let consumer = world.consumer(&topic, 0, 0);
+fn assert_every_client_works(fixture: &Fixture) -> String {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b"]);
+    let consumer = fixture.consumer(&topic, 0, 0);
     assert_eq!(values(&read(&consumer, 2)), [b"a", b"b"]);
 
-    let group = GroupOptions::new(world.name("g"), "member");
-    let mut member = GroupConsumer::new(&world.settings, &group).unwrap();
+    let group = GroupOptions::new(fixture.name("g"), "member");
+    let mut member = GroupConsumer::new(&fixture.settings, &group).unwrap();
     member.subscribe(&[&topic]).unwrap();
     let mut counter = Counter::default();
     let deadline = Instant::now() + PATIENCE;
@@ -172,7 +172,7 @@ fn assert_every_client_works(world: &World) -> String {
 }
 
 #[test]
-fn who_does_not_come_together_with_the_broker_learns_why_before_patience_is_over() {
+fn a_client_that_cannot_connect_gets_the_reason_before_the_timeout() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
@@ -198,12 +198,12 @@ fn who_does_not_come_together_with_the_broker_learns_why_before_patience_is_over
 }
 
 #[test]
-fn a_client_that_speaks_no_tls_where_tls_is_spoken_or_the_reverse_is_told() {
+fn a_tls_mismatch_between_client_and_broker_is_reported() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
     let runtime = Runtime::new().unwrap();
-    let embedded = World::embedded();
+    let embedded = Fixture::embedded();
     let mut tls = site.settings();
     tls.brokers.clone_from(&embedded.settings.brokers);
     for (settings, reason) in [
@@ -223,19 +223,18 @@ fn a_client_that_speaks_no_tls_where_tls_is_spoken_or_the_reverse_is_told() {
 }
 
 #[test]
-fn what_a_user_may_not_do_is_refused_by_its_code_and_a_topic_that_is_not_his_is_not_said_to_be_missing()
- {
+fn a_forbidden_action_is_refused_by_its_code_and_a_hidden_topic_is_not_reported_as_missing() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
-    let world = World::of_others(site.settings());
-    let topic = world.topic("t", 1);
+    let fixture = Fixture::of_others(site.settings());
+    let topic = fixture.topic("t", 1);
     let runtime = Runtime::new().unwrap();
     let guest = Admin::new(&site.guest(), "guest").unwrap();
     runtime.block_on(guest.wait_ready(PATIENCE)).unwrap();
 
-    let made = runtime.block_on(guest.create_topics(&[TopicSpec::new(world.name("u"), 1)]));
-    let tried = runtime.block_on(guest.try_topics(&[TopicSpec::new(world.name("u"), 1)]));
+    let made = runtime.block_on(guest.create_topics(&[TopicSpec::new(fixture.name("u"), 1)]));
+    let tried = runtime.block_on(guest.try_topics(&[TopicSpec::new(fixture.name("u"), 1)]));
     let seen = runtime.block_on(guest.partition_states(&topic));
     for code in [
         code(made.unwrap_err()),
@@ -253,7 +252,7 @@ fn what_a_user_may_not_do_is_refused_by_its_code_and_a_topic_that_is_not_his_is_
     assert_eq!(id(&site.guest()), None, "it is not shown");
     assert!(id(&site.settings()).is_some());
     let settings = runtime
-        .block_on(world.admin.topic_settings(&[&topic]))
+        .block_on(fixture.admin.topic_settings(&[&topic]))
         .unwrap();
     assert!(settings.contains_key(&topic), "{settings:?}");
 }

@@ -8,9 +8,9 @@ use waybill_kafka::{
     ProduceError, Producer, ProducerOptions, TopicSpec,
 };
 
+use crate::fixture::Fixture;
 use crate::on_both_brokers;
 use crate::support::{OneProducer, PATIENCE, send_batch, send_one};
-use crate::world::World;
 
 on_both_brokers! {
     topics_are_made_looked_at_and_deleted
@@ -21,9 +21,9 @@ on_both_brokers! {
     records_that_were_deleted_move_the_start_of_their_partition
 }
 
-fn topics_are_made_looked_at_and_deleted(world: &World) {
-    let World { admin, runtime, .. } = world;
-    let topic = world.topic("t", 3);
+fn topics_are_made_looked_at_and_deleted(fixture: &Fixture) {
+    let Fixture { admin, runtime, .. } = fixture;
+    let topic = fixture.topic("t", 3);
     assert_eq!(
         runtime.block_on(admin.topic_partitions(&topic)).unwrap(),
         Some(3)
@@ -36,16 +36,16 @@ fn topics_are_made_looked_at_and_deleted(world: &World) {
         Some(3)
     );
     runtime.block_on(admin.create_topics(&[])).unwrap();
-    world.delete(&topic);
+    fixture.delete(&topic);
     // A deleted topic stays deleted.
     runtime.block_on(admin.delete_topic(&topic)).unwrap();
 }
 
-fn a_topic_is_told_of_with_its_copies_offsets_and_settings(world: &World) {
-    let World { admin, runtime, .. } = world;
-    let topic = world.topic_with("t", 2, &[("retention.ms", "86400000")]);
-    send_batch(&world.producer(), &topic, 1, &[b"a", b"b", b"c"]);
-    world.delete_records(&topic, 0);
+fn a_topic_is_told_of_with_its_copies_offsets_and_settings(fixture: &Fixture) {
+    let Fixture { admin, runtime, .. } = fixture;
+    let topic = fixture.topic_with("t", 2, &[("retention.ms", "86400000")]);
+    send_batch(&fixture.producer(), &topic, 1, &[b"a", b"b", b"c"]);
+    fixture.delete_records(&topic, 0);
 
     let states = runtime.block_on(admin.partition_states(&topic)).unwrap();
     let expected = [0, 1].map(|partition| PartitionState {
@@ -58,7 +58,7 @@ fn a_topic_is_told_of_with_its_copies_offsets_and_settings(world: &World) {
     let both = [PartitionId(0), PartitionId(1)];
     let offsets = runtime.block_on(admin.offsets(&topic, &both)).unwrap();
     assert_eq!(offsets, [(Offset(0), Offset(0)), (Offset(0), Offset(3))]);
-    let none = world.name("none");
+    let none = fixture.name("none");
     let settings = runtime
         .block_on(admin.topic_settings(&[&none, &topic]))
         .unwrap();
@@ -76,9 +76,9 @@ fn a_topic_is_told_of_with_its_copies_offsets_and_settings(world: &World) {
     );
 }
 
-fn a_topic_that_is_only_tried_is_not_made(world: &World) {
-    let World { admin, runtime, .. } = world;
-    let topic = TopicSpec::new(world.name("t"), 1);
+fn a_topic_that_is_only_tried_is_not_made(fixture: &Fixture) {
+    let Fixture { admin, runtime, .. } = fixture;
+    let topic = TopicSpec::new(fixture.name("t"), 1);
     let tried = |topic: &TopicSpec| runtime.block_on(admin.try_topics(std::slice::from_ref(topic)));
     assert_eq!(tried(&topic).unwrap(), std::slice::from_ref(&topic.name));
     assert_eq!(
@@ -93,20 +93,20 @@ fn a_topic_that_is_only_tried_is_not_made(world: &World) {
     };
     assert!(tried(&bad).is_err());
     // An existing topic would not be created.
-    let there = TopicSpec::new(world.topic("u", 1), 1);
+    let there = TopicSpec::new(fixture.topic("u", 1), 1);
     assert_eq!(tried(&there).unwrap(), Vec::<String>::new());
 }
 
-fn a_topic_that_is_made_anew_has_another_id(world: &World) {
-    let topic = world.topic("t", 1);
-    let consumer = PartitionConsumer::new(&world.settings, &ConsumerOptions::new("c")).unwrap();
+fn a_topic_that_is_made_anew_has_another_id(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    let consumer = PartitionConsumer::new(&fixture.settings, &ConsumerOptions::new("c")).unwrap();
     let id = || consumer.topic_id(&topic, PartitionId(0), PATIENCE);
     let first = id().unwrap().expect("both brokers give IDs");
     assert_eq!(id().unwrap(), Some(first), "it stays");
-    world.delete(&topic);
+    fixture.delete(&topic);
     let missing = id().unwrap_err();
     assert_eq!(missing.code(), Some(ErrorCode::UnknownTopicOrPartition));
-    assert_eq!(world.topic("t", 1), topic);
+    assert_eq!(fixture.topic("t", 1), topic);
     let second = id().unwrap().expect("both brokers give IDs");
     assert_ne!(second, first);
     assert!(consumer.topic_id("a\0b", PartitionId(0), PATIENCE).is_err());
@@ -114,9 +114,9 @@ fn a_topic_that_is_made_anew_has_another_id(world: &World) {
 
 #[test]
 fn no_topic_is_made_by_naming_it_even_where_the_broker_would() {
-    let world = World::embedded_with(|config| config.auto_create_topics = true);
-    let topic = world.name("t");
-    let mut settings = world.settings.clone();
+    let fixture = Fixture::embedded_with(|config| config.auto_create_topics = true);
+    let topic = fixture.name("t");
+    let mut settings = fixture.settings.clone();
     // After this time librdkafka considers an unknown topic as nonexistent.
     let property = "topic.metadata.propagation.max.ms".to_owned();
     settings.properties.insert(property, "100".to_owned());
@@ -127,12 +127,12 @@ fn no_topic_is_made_by_naming_it_even_where_the_broker_would() {
     );
     let code = ErrorCode::UnknownTopicOrPartition;
     assert_eq!(delivery.result, Err(ProduceError::Refused { code }));
-    let topics = world.runtime.block_on(world.admin.topics()).unwrap();
+    let topics = fixture.runtime.block_on(fixture.admin.topics()).unwrap();
     assert!(!topics.contains_key(&topic), "{topics:?}");
 }
 
-fn what_cannot_be_a_topic_is_refused_by_the_same_code(world: &World) {
-    let good = TopicSpec::new(world.name("t"), 1);
+fn what_cannot_be_a_topic_is_refused_by_the_same_code(fixture: &Fixture) {
+    let good = TopicSpec::new(fixture.name("t"), 1);
     let with = |name: &str, value: &str| TopicSpec {
         config: vec![(name.to_owned(), value.to_owned())],
         ..good.clone()
@@ -165,23 +165,23 @@ fn what_cannot_be_a_topic_is_refused_by_the_same_code(world: &World) {
         (with("cleanup.policy", "burn"), ErrorCode::InvalidConfig),
     ];
     for (topic, expected) in cases {
-        let refused = world
+        let refused = fixture
             .runtime
-            .block_on(world.admin.create_topics(std::slice::from_ref(&topic)));
+            .block_on(fixture.admin.create_topics(std::slice::from_ref(&topic)));
         match refused {
             Err(AdminError::Topic { code, .. }) => assert_eq!(code, expected, "{topic:?}"),
             other => panic!("{topic:?}: {other:?}"),
         }
     }
-    let found = world.admin.topic_partitions(&good.name);
-    assert_eq!(world.runtime.block_on(found).unwrap(), None);
+    let found = fixture.admin.topic_partitions(&good.name);
+    assert_eq!(fixture.runtime.block_on(found).unwrap(), None);
 }
 
-fn records_that_were_deleted_move_the_start_of_their_partition(world: &World) {
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
-    world.delete_records(&topic, 2);
-    let consumer = world.consumer(&topic, 0, 2);
+fn records_that_were_deleted_move_the_start_of_their_partition(fixture: &Fixture) {
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+    fixture.delete_records(&topic, 2);
+    let consumer = fixture.consumer(&topic, 0, 2);
     let ends = || {
         let (low, high) = consumer
             .watermarks(&topic, PartitionId(0), PATIENCE)
@@ -191,16 +191,16 @@ fn records_that_were_deleted_move_the_start_of_their_partition(world: &World) {
     assert_eq!(ends(), (2, 3));
     // A bound below the first offset changes nothing; deleting all records leaves an empty
     // partition.
-    world.delete_records(&topic, 1);
+    fixture.delete_records(&topic, 1);
     assert_eq!(ends(), (2, 3));
-    world.delete_records(&topic, 3);
+    fixture.delete_records(&topic, 3);
     assert_eq!(ends(), (3, 3));
 
     // An offset beyond the end is refused.
     let below = [(PartitionId(0), Offset(4))];
-    let refused = world
+    let refused = fixture
         .runtime
-        .block_on(world.admin.delete_records(&topic, &below));
+        .block_on(fixture.admin.delete_records(&topic, &below));
     let Err(AdminError::Request { source, .. }) = refused else {
         panic!("{refused:?}");
     };

@@ -6,17 +6,17 @@ use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use waybill_engine::PartitionId;
 
+use crate::fixture::Fixture;
 use crate::support::{NOTHING, PATIENCE, read_to, send_batch};
-use crate::world::World;
 
 /// A transactional producer, as another application may use.
 pub(crate) struct Transactional(ThreadedProducer<DefaultProducerContext>);
 
 impl Transactional {
-    pub(crate) fn new(world: &World) -> Self {
+    pub(crate) fn new(fixture: &Fixture) -> Self {
         let producer: ThreadedProducer<_> = ClientConfig::new()
-            .set("bootstrap.servers", &world.settings.brokers)
-            .set("transactional.id", world.name("writer"))
+            .set("bootstrap.servers", &fixture.settings.brokers)
+            .set("transactional.id", fixture.name("writer"))
             .create()
             .unwrap();
         producer.init_transactions(PATIENCE).unwrap();
@@ -38,13 +38,13 @@ impl Transactional {
 
 /// Two records and their marker at 0 to 2, two aborted ones and theirs at 3 to 5, one more at 6.
 #[test]
-fn the_end_is_told_behind_markers_and_aborted_records_are_not_handed_over() {
-    let Some(world) = World::apache_kafka() else {
+fn the_end_is_reported_after_markers_and_aborted_records_are_skipped() {
+    let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };
-    let topic = world.topic("t", 1);
-    let consumer = world.consumer(&topic, 0, 0);
-    let writer = Transactional::new(&world);
+    let topic = fixture.topic("t", 1);
+    let consumer = fixture.consumer(&topic, 0, 0);
+    let writer = Transactional::new(&fixture);
     writer.write_two(&topic);
     writer.0.commit_transaction(PATIENCE).unwrap();
     assert_eq!(read_to(&consumer, &topic, 3), [0, 1]);
@@ -56,25 +56,25 @@ fn the_end_is_told_behind_markers_and_aborted_records_are_not_handed_over() {
     writer.write_two(&topic);
     writer.0.abort_transaction(PATIENCE).unwrap();
     assert_eq!(read_to(&consumer, &topic, 6), NOTHING);
-    send_batch(&world.producer(), &topic, 0, &[b"c"]);
+    send_batch(&fixture.producer(), &topic, 0, &[b"c"]);
     assert_eq!(read_to(&consumer, &topic, 7), [6]);
 
     // A consumer that starts behind the last record, at a marker, continues.
-    let successor = world.consumer(&topic, 0, 2);
+    let successor = fixture.consumer(&topic, 0, 2);
     assert_eq!(read_to(&successor, &topic, 7), [6]);
 }
 
 /// Only records of ended transactions are read: an open one holds back the records behind it.
 #[test]
 fn an_open_transaction_holds_back_what_comes_after_it() {
-    let Some(world) = World::apache_kafka() else {
+    let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };
-    let topic = world.topic("t", 1);
-    let consumer = world.consumer(&topic, 0, 0);
-    let writer = Transactional::new(&world);
+    let topic = fixture.topic("t", 1);
+    let consumer = fixture.consumer(&topic, 0, 0);
+    let writer = Transactional::new(&fixture);
     writer.write_two(&topic);
-    send_batch(&world.producer(), &topic, 0, &[b"c"]);
+    send_batch(&fixture.producer(), &topic, 0, &[b"c"]);
     assert_eq!(read_to(&consumer, &topic, 0), NOTHING);
     let (_, end) = consumer
         .watermarks(&topic, PartitionId(0), PATIENCE)

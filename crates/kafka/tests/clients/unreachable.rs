@@ -12,7 +12,7 @@ use waybill_kafka::{
 use crate::support::{ALL, BatchProducer, PATIENCE};
 
 #[tokio::test]
-async fn a_broker_that_never_comes_is_waited_for_no_longer_than_asked() {
+async fn the_client_waits_for_a_missing_broker_only_until_the_timeout() {
     let admin = Admin::new(&KafkaSettings::new("127.0.0.1:1"), "admin").unwrap();
     let started = Instant::now();
     let error = admin

@@ -146,7 +146,7 @@ fn number(value: i64) -> Vec<u8> {
 }
 
 #[test]
-fn lengths_that_lie_are_errors() {
+fn wrong_lengths_are_errors() {
     for length in [
         1 << 20,
         1 << 24,
@@ -188,7 +188,7 @@ fn causes_are_short_enough_for_a_header() {
 }
 
 #[test]
-fn values_too_large_for_a_record_are_not_looked_at() {
+fn values_too_large_for_a_record_are_not_decoded() {
     let bytes = vec![0xc3; VALUE_BYTES_MAX + 1];
     assert_eq!(
         StepReply::decode(&bytes),
@@ -322,7 +322,7 @@ fn is_needed<R: Record + Debug>(value: &R, field: &'static str) {
 }
 
 #[test]
-fn what_a_kind_of_record_needs_must_be_there() {
+fn the_required_fields_of_a_kind_of_record_must_be_present() {
     is_needed(&OperationRequest::Amend(samples::cancel()), "amendment");
     is_needed(&OperationRequest::Amend(samples::reschedule()), "amendment");
     is_needed(&samples::recovery(), "seen");
@@ -394,12 +394,12 @@ fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
         );
     }
     for (bad, why) in [
-        (huge, "larger than a record may be"),
+        (huge, "larger than the largest record"),
         (doubling.as_str(), "more than 10000 values"),
-        (of_nothing, "lists whose items take few bytes"),
+        (of_nothing, "list take too few bytes"),
         (recursive, "Node contains itself"),
         (by_way_of_another, "A contains itself"),
-        (nothing, "lists whose items take few bytes"),
+        (nothing, "list take too few bytes"),
     ] {
         let error = WriterSchema::parse(bad).unwrap_err();
         assert!(error.cause.contains(why), "{error:?}");

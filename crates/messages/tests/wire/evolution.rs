@@ -221,11 +221,11 @@ fn unknown_symbol<R: Record + Debug>(value: &R, last: &str, index: u32, field: &
 }
 
 #[test]
-fn what_a_newer_version_asks_for_is_poison_with_a_clear_cause() {
+fn requests_of_a_newer_version_are_poison_with_a_clear_cause() {
     let request = samples::request();
     assert_eq!(
         unknown_symbol(&request, "Reschedule", 4, "kind"),
-        "the operation-request has a kind that this version does not know"
+        "the operation-request has a kind that this version does not support"
     );
     unknown_symbol(&samples::step_request(), "Probe", 4, "action");
     unknown_symbol(&samples::step_reply(), "Probe", 4, "action");
@@ -313,7 +313,7 @@ fn confluent_frames_are_read_with_the_registrys_schema() {
 }
 
 #[test]
-fn what_the_registry_says_of_a_schema_decides_what_becomes_of_the_record() {
+fn the_registrys_answer_decides_what_happens_to_the_record() {
     let bytes = written_with(StepReply::SCHEMA.json, &samples::step_reply(), |_| {});
     let read = |lookup| StepReply::decode_with(&bytes, &answering(lookup)).unwrap_err();
     let (record, id) = ("step-reply", PLACE);
@@ -387,7 +387,7 @@ fn a_writer_with_ids_frames_records_with_them_and_reads_them_without_asking() {
 }
 
 #[test]
-fn who_only_reads_a_registrys_frames_writes_single_objects() {
+fn a_reader_of_registry_frames_writes_single_objects() {
     let (mut read_only, mut plain) = (Vec::new(), Vec::new());
     // Maps lose their order: this one has one entry.
     let reply = StepReply {
@@ -425,7 +425,7 @@ fn truncated_and_random_data_of_another_version_never_panics() {
 }
 
 #[test]
-fn a_text_that_is_no_schema_is_refused() {
+fn a_text_that_is_not_a_schema_is_refused() {
     assert!(WriterSchema::parse("{").is_err());
     assert!(WriterSchema::parse(r#"{"type": "record"}"#).is_err());
 }

@@ -372,7 +372,7 @@ fn symbols(value: &impl Record) -> Vec<String> {
 }
 
 #[test]
-fn symbols_are_the_names_of_what_they_stand_for() {
+fn symbols_are_the_names_of_their_values() {
     for action in [Action::Run, Action::Compensate, Action::Probe] {
         let request = StepRequest {
             action,
@@ -539,7 +539,7 @@ fn a_record_of_another_kind_is_refused_by_its_fingerprint() {
 }
 
 #[test]
-fn the_page_for_those_who_write_agents_has_the_fingerprints() {
+fn the_documentation_for_agent_authors_has_the_fingerprints() {
     let page = std::fs::read_to_string("../../docs/agents.md").unwrap();
     for (schema, fingerprint) in [
         ("step-request.avsc", StepRequest::fingerprint()),

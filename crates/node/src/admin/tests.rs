@@ -211,7 +211,7 @@ fn what_was_not_started_or_stopped_is_named_as_a_shard() {
     };
     let texts = [ControlError::NotHere(shard), failed].map(|error| error.to_string());
     let expected = [
-        "shard 9 is not run by this process",
+        "this process does not run shard 9",
         "shard 9 could not be stopped: its lease is away",
     ];
     assert_eq!(texts, expected);

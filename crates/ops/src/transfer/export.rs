@@ -142,7 +142,7 @@ async fn waiting(
 async fn owned(store: &dyn Store, layout: &Layout) -> Result<usize, StoreError> {
     let mut owned = 0;
     for shard in layout.scheme().all() {
-        let lease = shards::standing(store, layout, layout.generation(), shard).await?;
+        let lease = shards::current_lease(store, layout, layout.generation(), shard).await?;
         owned += usize::from(lease.owner.is_some());
     }
     Ok(owned)

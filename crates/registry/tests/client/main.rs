@@ -146,7 +146,7 @@ async fn only_the_registrys_own_word_makes_an_id_unknown() {
 }
 
 #[tokio::test]
-async fn a_registry_that_is_not_there_is_away() {
+async fn a_registry_that_does_not_exist_is_unreachable() {
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
@@ -189,7 +189,7 @@ async fn the_login_travels_and_a_path_in_front_stays() {
 }
 
 #[tokio::test]
-async fn readers_are_told_what_is_there_and_each_id_is_asked_for_once() {
+async fn readers_get_known_schemas_and_each_id_is_requested_once() {
     let (stub, registry) = world().await;
     let good = stub.give("s", OTHER);
     let json = stub.store("{}", "JSON");
@@ -225,7 +225,7 @@ async fn readers_are_told_what_is_there_and_each_id_is_asked_for_once() {
 }
 
 #[tokio::test]
-async fn what_was_just_registered_is_waited_for_where_a_node_has_not_heard_of_it() {
+async fn readers_wait_for_a_new_schema_that_a_node_does_not_have_yet() {
     let (stub, registry) = world().await;
     let cache = SchemaCache::new(registry);
     let next = stub.give("s", OTHER) + 1;
@@ -241,7 +241,7 @@ async fn what_was_just_registered_is_waited_for_where_a_node_has_not_heard_of_it
 }
 
 #[tokio::test]
-async fn an_id_that_is_refused_by_a_registry_which_shows_others_is_not_waited_for_for_ever() {
+async fn readers_do_not_wait_for_ever_for_an_id_that_the_registry_refuses() {
     let (stub, registry) = world().await;
     let good = stub.give("s", OTHER);
     let cache = SchemaCache::new(registry);
@@ -257,7 +257,7 @@ async fn an_id_that_is_refused_by_a_registry_which_shows_others_is_not_waited_fo
 }
 
 #[tokio::test]
-async fn readers_wait_while_the_registry_is_away_and_hear_when_it_is_back() {
+async fn readers_wait_while_the_registry_is_unreachable_and_continue_afterwards() {
     let (stub, registry) = world().await;
     let id = stub.give("s", OTHER);
     stub.goes_away();

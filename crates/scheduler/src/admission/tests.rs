@@ -82,7 +82,7 @@ fn written(input: &str) -> CreateRequest {
 }
 
 #[test]
-fn whatever_ingestion_accepts_passes_as_it_is() {
+fn requests_that_ingestion_accepts_pass_unchanged() {
     let none = Envelope::default();
     let mut headers = HeaderMap::new();
     headers.insert("idempotency-key", HeaderValue::from_static("\"k-1\""));
@@ -153,7 +153,7 @@ fn a_delivery_is_completed_as_ingestion_does_it() {
 }
 
 #[test]
-fn who_resubmits_a_delivery_is_not_held_to_its_old_deadline() {
+fn a_resubmitted_delivery_ignores_its_old_deadline() {
     let body = json!({"workflow": DRONE_DELIVERY, "id": "d-1", "input": delivery_body()});
     let again = CreateRequest {
         deadline: None,
@@ -270,7 +270,7 @@ fn an_input_that_would_fit_into_no_step_request_is_refused() {
 }
 
 #[test]
-fn a_refusal_is_short_and_tells_no_contact() {
+fn a_refusal_is_short_and_contains_no_contact() {
     let unknown: serde_json::Map<String, Value> = (0..1_000)
         .map(|n| (format!("{n}{}", "x".repeat(1_000)), Value::Null))
         .collect();
@@ -310,7 +310,7 @@ fn an_amendment_names_its_operation_rightly_and_changes_fields() {
 }
 
 #[test]
-fn who_asks_for_an_amendment_has_a_name_of_visible_characters() {
+fn the_requester_of_an_amendment_has_a_name_of_visible_characters() {
     let amend = |asked_by: &str| {
         let request = AmendRequest {
             id: Uuid::nil(),
@@ -380,7 +380,7 @@ fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
 
 /// A client may choose any hash that separates its repeats from conflicts.
 #[test]
-fn a_strangers_own_hash_is_taken_as_it_is() {
+fn the_own_hash_of_another_writer_is_kept() {
     let own = RequestHash([7; 16]);
     let mut create = written(r#"{"a": 1}"#);
     create.request_hash = own;

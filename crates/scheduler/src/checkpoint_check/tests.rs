@@ -78,7 +78,7 @@ fn a_record_below_the_checkpoint_that_was_deleted_is_not_verified() {
 }
 
 #[test]
-fn what_no_client_can_decode_is_not_verified_and_not_read_again() {
+fn an_undecodable_record_is_neither_verified_nor_read_again() {
     let mut row = held(3, 50, 200);
     row.checkpoint.fingerprints.normal = Some(UNDECODABLE);
     let start = start_offsets(&row, &logs((10, 60), (0, 300))).unwrap();
@@ -86,7 +86,7 @@ fn what_no_client_can_decode_is_not_verified_and_not_read_again() {
 }
 
 #[test]
-fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
+fn a_log_that_lacks_unfinished_requests_is_refused() {
     let overtaken = start_offsets(&held(3, 50, 0), &logs((51, 60), (0, 0))).unwrap_err();
     assert!(
         matches!(overtaken.why, MismatchCause::Overtaken { .. }),
@@ -100,7 +100,7 @@ fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
 }
 
 #[test]
-fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
+fn deleted_requests_may_be_skipped_and_the_rest_of_the_log_is_read() {
     let passed = |checkpoint: i64, consumed: i64, ends: LogEnds| {
         let mut row = held(3, checkpoint, 0);
         row.consumed.normal = Offset(consumed);
@@ -153,7 +153,7 @@ fn an_owner_that_has_consumed_nothing_is_refused_a_log_whose_beginning_is_gone()
 }
 
 #[test]
-fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
+fn a_topic_without_finished_requests_is_identified_by_its_id() {
     let mut row = held(3, 0, 0);
     assert!(remember_topics(&mut row, &logs_of((5, 6), (0, 0))));
     let remembered = row.clone();
@@ -182,7 +182,7 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
 }
 
 #[test]
-fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
+fn a_recreated_topic_may_be_accepted_and_is_then_remembered() {
     let mut row = held(3, 0, 0);
     remember_topics(&mut row, &logs_of((5, 6), (0, 0)));
     row.consumed.normal = Offset(3);
@@ -214,32 +214,29 @@ fn a_refused_topic_is_named_with_both_ids() {
         },
     };
     let said = mismatch.to_string();
+    assert!(said.starts_with("requests: no record is done"), "{said}");
     assert!(
-        said.starts_with("requests: nothing of it was done"),
-        "{said}"
-    );
-    assert!(
-        said.contains("the ID was nzFcXHblTG... and is AAAAAAAAAAAAAAAAAAAAAA now"),
+        said.contains("its ID was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
         "{said}"
     );
 }
 
 #[test]
-fn without_an_id_of_the_topic_then_or_now_nothing_is_refused() {
+fn without_an_old_or_a_new_topic_id_nothing_is_refused() {
     let mut row = held(3, 0, 0);
-    let told = logs_of((5, 6), (0, 9));
-    let untold = logs((0, 9), (0, 0));
-    assert!(!remember_topics(&mut row, &untold));
+    let with_ids = logs_of((5, 6), (0, 9));
+    let without_ids = logs((0, 9), (0, 0));
+    assert!(!remember_topics(&mut row, &without_ids));
     assert!(
-        start_offsets(&row, &told).is_ok(),
+        start_offsets(&row, &with_ids).is_ok(),
         "a lease of an older version"
     );
-    assert!(remember_topics(&mut row, &told));
-    assert!(start_offsets(&row, &untold).is_ok(), "an older broker");
+    assert!(remember_topics(&mut row, &with_ids));
+    assert!(start_offsets(&row, &without_ids).is_ok(), "an older broker");
 }
 
 #[test]
-fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() {
+fn a_record_fingerprint_is_neither_replaced_nor_taken_for_a_topic_fingerprint() {
     let mut row = held(3, 50, 0);
     row.checkpoint.fingerprints.high = Some(6);
     let ends = logs_of((5, 6), (50, 60));
@@ -274,7 +271,7 @@ fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
 }
 
 #[test]
-fn what_those_who_are_followed_had_done_is_held_against_the_logs_as_well() {
+fn the_checkpoints_of_predecessors_are_also_compared_with_the_logs() {
     let merged = |resume: i64, ends: LogEnds| {
         let mut held = held(3, 50, 200);
         let resume = ResumeOffsets {
@@ -305,8 +302,7 @@ fn what_those_who_are_followed_had_done_is_held_against_the_logs_as_well() {
 }
 
 #[test]
-fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person_passes_over_them()
-{
+fn a_log_that_lacks_unfinished_recoveries_is_refused_until_skipping_is_allowed() {
     let recoveries_from = |checkpoint, first, end| {
         let mut row = held(3, 50, 0);
         row.checkpoint.at.recoveries = Offset(checkpoint);
@@ -336,7 +332,7 @@ fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person
 }
 
 #[test]
-fn each_topic_of_requests_is_held_against_its_own_checkpoint() {
+fn each_topic_of_requests_is_compared_with_its_own_checkpoint() {
     let of = |checkpoint: i64, first: i64, end: i64| {
         let mut row = held(3, 50, 0);
         row.checkpoint.at.high_priority = Offset(checkpoint);
@@ -365,7 +361,7 @@ fn each_topic_of_requests_is_held_against_its_own_checkpoint() {
 }
 
 #[test]
-fn both_topics_may_be_passed_over_one_after_the_other() {
+fn both_topics_may_be_skipped_one_after_the_other() {
     let mut row = held(3, 50, 0);
     row.checkpoint.at.high_priority = Offset(8);
     row.consumed.high = Offset(9);

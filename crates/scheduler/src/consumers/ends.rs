@@ -58,7 +58,12 @@ impl EndsReader {
             match reader.consumer.committed(&asked, ENDS_TIMEOUT) {
                 Ok(committed) => Ok(committed.into_iter().flatten().next()),
                 Err(error) if error.code() == Some(ErrorCode::GroupAuthorizationFailed) => {
-                    tracing::warn!(%partition, error = %chain(&error), "whether the partition was run before is not seen");
+                    tracing::warn!(
+                        %partition,
+                        error = %chain(&error),
+                        "cannot read committed offsets; skipping the check whether the partition \
+                         ran before"
+                    );
                     Ok(None)
                 }
                 Err(error) => Err(chain(&error)),

@@ -414,7 +414,10 @@ impl Poller {
             && let Until::Known(schema) = until
         {
             let topic = &*consumed.topic;
-            tracing::info!(topic, %partition, %offset, %schema, "waiting for a schema of the registry's");
+            tracing::info!(
+                topic, %partition, %offset, %schema,
+                "waiting for a schema from the schema registry"
+            );
         }
         let is_removed =
             |log: &DamagedLog| *log.topic == *consumed.topic && log.partition == partition;
@@ -553,13 +556,13 @@ impl Poller {
 
 /// Notifies the shards of a partition why it is blocked, or that it is read again.
 fn blocked(source: Source, shards: &[Reading], why: Option<String>) -> Vec<Input> {
-    let told = shards.iter().map(|reading| Input::Blocked {
+    let inputs = shards.iter().map(|reading| Input::Blocked {
         source,
         generation: reading.generation,
         shard: reading.shard,
         why: why.clone(),
     });
-    told.collect()
+    inputs.collect()
 }
 
 /// Why a partition stopped at damaged records, with the command that skips them.
@@ -574,13 +577,15 @@ fn why_stopped(log: &DamagedLog) -> String {
     match log.kind {
         DamageKind::Undecodable => {
             format!(
-                "{log}; it is read again in {again} s, and skipped if it still cannot be decoded"
+                "{log}; retrying in {again} s, and skipping the records if they still cannot be \
+                 decoded"
             )
         }
         DamageKind::Corrupt => format!(
-            "{log}; it is read again every {again} s. To skip it where no replica has it whole: on the embedded broker \
-             `waybill broker repair --topic {topic} --partition {partition}`; on Kafka delete the records before offset \
-             {} with kafka-delete-records.sh, and set scheduler.skipDeletedRequests: true",
+            "{log}; retrying every {again} s. If no replica has an intact copy, skip the damage: \
+             on the embedded broker, run `waybill broker repair --topic {topic} --partition \
+             {partition}`; on Kafka, delete the records before offset {} with \
+             kafka-delete-records.sh, and set scheduler.skipDeletedRequests: true",
             offset.next()
         ),
     }

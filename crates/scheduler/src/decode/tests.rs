@@ -132,7 +132,7 @@ fn a_reply_with_the_nonce_of_its_request_reaches_the_engine() {
 }
 
 #[test]
-fn a_reply_without_the_nonce_of_its_request_is_poison_with_a_cause_that_says_what_to_do() {
+fn a_reply_without_the_nonce_of_its_request_is_poison_with_advice() {
     let (request, other) = (sent(7), sent(8));
     let of_attempt = |attempt| {
         let mut other = request.clone();
@@ -161,7 +161,7 @@ fn a_reply_without_the_nonce_of_its_request_is_poison_with_a_cause_that_says_wha
         .collect();
     assert!(causes[0].contains("has no nonce"), "{causes:?}");
     for cause in &causes[1..] {
-        assert!(cause.contains("is not that of a request"), "{causes:?}");
+        assert!(cause.contains("does not match a request"), "{causes:?}");
     }
     for cause in causes {
         assert!(cause.contains("an agent must repeat"), "{cause}");
@@ -169,7 +169,7 @@ fn a_reply_without_the_nonce_of_its_request_is_poison_with_a_cause_that_says_wha
 }
 
 #[test]
-fn of_the_shards_of_a_partition_one_puts_a_forged_reply_aside() {
+fn exactly_one_shard_of_a_partition_dead_letters_a_forged_reply() {
     let forged: Vec<StepReply> = (0..20)
         .map(|number| StepReply {
             nonce: None,

@@ -24,7 +24,7 @@ use crate::input::{Input, Inputs};
 const PATIENCE: Duration = Duration::from_secs(20);
 const KIB: usize = 1024;
 
-struct World {
+struct Fixture {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
     dispatcher: Dispatcher,
@@ -53,7 +53,7 @@ impl Handler for Willing {
     }
 }
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         Self::with_agents(|_| None)
     }
@@ -100,7 +100,7 @@ impl World {
     }
 
     /// The published failed operations, in order.
-    fn told(&self) -> Vec<FailedOperation> {
+    fn failures(&self) -> Vec<FailedOperation> {
         self.values(self.topics.failed_operations())
     }
 
@@ -206,34 +206,34 @@ fn messages<const COUNT: usize>(failed: &[FailedOperation; COUNT]) -> [Message; 
 }
 
 #[test]
-fn a_failure_that_is_too_large_for_a_record_is_told_without_its_input() {
-    let mut world = World::new();
+fn a_failure_too_large_for_a_record_is_published_without_its_input() {
+    let mut fixture = Fixture::new();
     let fits = failed("fits", 600 * KIB, KIB);
     let too_large = failed("too-large", 600 * KIB, 500 * KIB);
     assert!(too_large.input.len() + too_large.error.message.len() > VALUE_BYTES_MAX);
-    world.send(messages(&[too_large.clone(), fits.clone()]));
+    fixture.send(messages(&[too_large.clone(), fits.clone()]));
 
     let without_input = FailedOperation {
         input: b"{}".to_vec(),
         ..too_large
     };
-    assert_eq!(world.told(), [without_input, fits]);
+    assert_eq!(fixture.failures(), [without_input, fits]);
 }
 
 #[test]
-fn a_failure_that_no_record_can_tell_holds_up_no_other() {
-    let mut world = World::new();
+fn a_failure_that_fits_no_record_blocks_no_other() {
+    let mut fixture = Fixture::new();
     let hopeless = failed("hopeless", 0, VALUE_BYTES_MAX);
     let small = failed("small", 0, 0);
-    world.send(messages(&[hopeless, small.clone()]));
-    assert_eq!(world.told(), [small]);
+    fixture.send(messages(&[hopeless, small.clone()]));
+    assert_eq!(fixture.failures(), [small]);
 }
 
 #[test]
 fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_message() {
-    let mut world = World::new();
+    let mut fixture = Fixture::new();
     // The topic has one partition.
-    world.dispatcher.step_partitions = 2;
+    fixture.dispatcher.step_partitions = 2;
     let of_partition = |partition| {
         std::iter::repeat_with(|| request("elsewhere"))
             .find(|request| partition_for(request.operation, 2) == PartitionId(partition))
@@ -243,10 +243,10 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
     // afterwards.
     let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
     for (there, missing) in &steps {
-        world.send([missing.clone(), there.clone()].map(Message::Step));
+        fixture.send([missing.clone(), there.clone()].map(Message::Step));
         let Ok(Input::Unsent {
             asker, reply, why, ..
-        }) = world.inputs.recv_timeout(PATIENCE)
+        }) = fixture.inputs.recv_timeout(PATIENCE)
         else {
             panic!("the loop does not hear of it");
         };
@@ -263,44 +263,44 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
         };
         assert_eq!(reply, expected);
     }
-    let sent = world.values::<StepRequest>(&world.topics.step_requests("elsewhere"));
+    let sent = fixture.values::<StepRequest>(&fixture.topics.step_requests("elsewhere"));
     let sent = sent.iter().map(|request| request.operation);
     assert!(sent.eq(steps.iter().map(|(there, _)| there.operation)));
 }
 
 #[test]
-fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topics() {
+fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _inside = runtime.enter();
-    let mut world = World::with_agents(|inputs| {
+    let mut fixture = Fixture::with_agents(|inputs| {
         let agents = vec![("here".to_owned(), Arc::new(Willing) as Arc<dyn Handler>)];
         let roomy = DirectConfig {
             in_flight_max: 10,
             in_flight_bytes_max: 1_000_000,
         };
-        let tell = move || inputs.send(Input::Answered).unwrap();
-        Some(DirectAgents::start(agents, roomy, tell).unwrap())
+        let notify = move || inputs.send(Input::Answered).unwrap();
+        Some(DirectAgents::start(agents, roomy, notify).unwrap())
     });
     let (here, mut there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
-    world.dispatcher.send(7, asker(), asked.into());
-    assert_eq!(world.settled(), Ok(()));
-    let answered = world.inputs.recv_timeout(PATIENCE).unwrap();
+    fixture.dispatcher.send(7, asker(), asked.into());
+    assert_eq!(fixture.settled(), Ok(()));
+    let answered = fixture.inputs.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(answered, Input::Answered), "{answered:?}");
-    let answers = world.dispatcher.answers();
+    let answers = fixture.dispatcher.answers();
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();
     let reply = StepReply::to(&here, Outcome::Success { outputs });
     assert_eq!(answers[0].0.shard, asker().shard);
     assert_eq!(answers[0].1, reply);
-    let elsewhere = world.topics.step_requests("elsewhere");
+    let elsewhere = fixture.topics.step_requests("elsewhere");
     there.nonce = Some(nonces().of_request(&there));
-    assert_eq!(world.values::<StepRequest>(&elsewhere), [there]);
+    assert_eq!(fixture.values::<StepRequest>(&elsewhere), [there]);
 
     // A reply for the current owner of the partition.
-    world.dispatcher.pass_on(&asker(), reply.clone());
-    world.dispatcher.producer.flush(PATIENCE).unwrap();
-    let replies = world.values::<StepReply>(world.topics.step_replies());
+    fixture.dispatcher.pass_on(&asker(), reply.clone());
+    fixture.dispatcher.producer.flush(PATIENCE).unwrap();
+    let replies = fixture.values::<StepReply>(fixture.topics.step_replies());
     let proven = StepReply {
         nonce: Some(nonces().of_request(&here)),
         ..reply

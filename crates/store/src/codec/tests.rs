@@ -350,7 +350,7 @@ fn an_unknown_format_is_named() {
     assert_eq!(state(&[2, 0, 0]), Err(Malformed::UnknownFormat(2)));
     assert_eq!(
         Malformed::UnknownFormat(2).to_string(),
-        "it has format 2, which this program does not know here"
+        "it has format 2, which this program does not support"
     );
     assert_eq!(lease(&[]), Err(Malformed::Empty));
 }

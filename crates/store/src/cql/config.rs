@@ -100,16 +100,16 @@ impl CqlConfig {
         let refusals = [
             (
                 self.client_certificate.is_some() && self.tls == CqlTls::Off,
-                "a certificate is of use over TLS only",
+                "a client certificate requires TLS",
             ),
             (
                 !is_name,
-                "the keyspace is no plain lower-case name of up to 48 characters",
+                "the keyspace is not a plain lower-case name of at most 48 characters",
             ),
-            (self.contact_points.is_empty(), "there is no contact point"),
+            (self.contact_points.is_empty(), "no contact point is given"),
             (
                 factors.is_empty() || factors.contains(&0),
-                "a row would be stored nowhere",
+                "no replicas are configured, or a datacentre has a replication factor of 0",
             ),
             (
                 !names_are_plain,

@@ -207,7 +207,10 @@ pub(super) async fn read_entries(
         keys::read_entry(key).ok_or_else(|| StoreError::Corrupt {
             what: "key",
             key: action.to_owned(),
-            cause: format!("{} bytes are none of its keys: {key:02x?}", key.len()),
+            cause: format!(
+                "its {} bytes are not a key of the deadline index: {key:02x?}",
+                key.len()
+            ),
         })
     })
     .collect()

@@ -99,12 +99,14 @@ impl Leases {
             let error = match self.try_take(link, seen, lease).await? {
                 Attempt::Made => return Ok(true),
                 // An earlier attempt of this call may have succeeded.
-                Attempt::Refused if repeats.may_be_done => return self.stands(link, lease).await,
+                Attempt::Refused if repeats.may_be_done => {
+                    return self.is_stored(link, lease).await;
+                }
                 Attempt::Refused => return Ok(false),
                 Attempt::Failed(error) => error,
             };
             repeats.after(*error).await?;
-            if repeats.may_be_done && self.stands(link, lease).await? {
+            if repeats.may_be_done && self.is_stored(link, lease).await? {
                 return Ok(true);
             }
         }
@@ -185,14 +187,14 @@ impl Leases {
             match attempt(link.attempt(renew).await)? {
                 Attempt::Made => return Ok(true),
                 // A repeat, of this call or by the caller, may find its own write.
-                Attempt::Refused => return self.stands(link, lease).await,
+                Attempt::Refused => return self.is_stored(link, lease).await,
                 Attempt::Failed(error) => repeats.after(*error).await?,
             }
         }
     }
 
     /// Whether a lease is exactly the stored one.
-    async fn stands(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
+    async fn is_stored(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
         let stored = self.stored(link, &self.select, lease.key).await?;
         Ok(stored.is_some_and(|stored| stored.lease == *lease))
     }

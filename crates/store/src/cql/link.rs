@@ -189,8 +189,8 @@ impl Link {
         let _permit = self.room.acquire().await.ok();
         let answer = request.await;
         match &answer {
-            Err(error) if failure(error) != Failure::Refused => self.trouble.met(error),
-            Err(_) | Ok(_) => self.trouble.not_met(),
+            Err(error) if failure(error) != Failure::Refused => self.trouble.report(error),
+            Err(_) | Ok(_) => self.trouble.note_answer(),
         }
         answer
     }
@@ -251,14 +251,14 @@ struct Trouble {
 }
 
 impl Trouble {
-    fn met(&self, error: &ExecutionError) {
+    fn report(&self, error: &ExecutionError) {
         *self.last_met.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         if !self.is_there.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "requests to the state store fail, and are repeated");
+            tracing::warn!(%error, "requests to the state store fail; retrying");
         }
     }
 
-    fn not_met(&self) {
+    fn note_answer(&self) {
         if !self.is_there.load(Ordering::Relaxed) {
             return;
         }
@@ -370,7 +370,7 @@ fn failure_of_transaction(error: &ExecutionError) -> Failure {
 /// A server closed the connection before it could be used. Servers that require TLS, or a
 /// certificate, give no other sign.
 #[derive(Debug, thiserror::Error)]
-#[error("a server hung up; {hint}")]
+#[error("a server closed the connection; {hint}")]
 struct HungUp {
     hint: &'static str,
     #[source]
@@ -396,8 +396,8 @@ fn hint(config: &CqlConfig, error: &NewSessionError) -> Option<&'static str> {
         _ => false,
     };
     match (hung_up, &config.tls, &config.client_certificate) {
-        (true, CqlTls::Off, _) => Some("does it want TLS (store.scylla.tls)?"),
-        (true, _, None) => Some("does it want a certificate (store.scylla.certFile)?"),
+        (true, CqlTls::Off, _) => Some("does it require TLS (store.scylla.tls)?"),
+        (true, _, None) => Some("does it require a client certificate (store.scylla.certFile)?"),
         (true, _, Some(_)) | (false, _, _) => None,
     }
 }
@@ -433,7 +433,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
 fn authorities(path: &Path) -> Result<X509Store, Cause> {
     let certificates = X509::stack_from_pem(&std::fs::read(path)?)?;
     if certificates.is_empty() {
-        return Err("it has no certificate".into());
+        return Err("the file contains no certificate".into());
     }
     let mut trusted = X509StoreBuilder::new()?;
     for certificate in certificates {
@@ -482,7 +482,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn servers_that_take_connections_and_say_nothing_count_as_away() {
+    async fn servers_that_accept_connections_without_answering_count_as_unreachable() {
         // The system completes connections to a listener that never accepts them.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let config = CqlConfig {
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_transaction_that_found_too_few_replicas_may_have_been_made_all_the_same() {
+    async fn a_transaction_with_too_few_replicas_may_still_have_been_applied() {
         let unavailable = || {
             said(DbError::Unavailable {
                 consistency: Consistency::LocalSerial,

@@ -113,7 +113,7 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
             ),
         )
         .await?;
-        tracing::info!(keyspace, replication, %server, "made the keyspace");
+        tracing::info!(keyspace, replication, %server, "created the keyspace");
     }
     let found = report(link, config).await?;
     let problems = found.problems_of_keyspace();

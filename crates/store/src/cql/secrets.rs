@@ -54,7 +54,7 @@ impl Secrets {
                     if let Some(key) = self.stored(link, &self.select).await? {
                         return Ok(key);
                     }
-                    let nothing = "a transaction found it, and a read did not";
+                    let nothing = "a transaction found the key, but a read did not";
                     return Err(StoreError::unavailable("reading the reply key", nothing));
                 }
                 Attempt::Failed(error) => repeats.after(*error).await?,

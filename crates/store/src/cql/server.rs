@@ -107,20 +107,22 @@ pub struct CqlReport {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CqlProblem {
     /// The version is too old.
-    #[error("{0} is too old: 4.0 is the oldest that will do")]
+    #[error("{0} is too old: version 4.0 or later is required")]
     TooOld(CqlServer),
     /// The keyspace's tablets take no lightweight transactions in this version.
     #[error(
-        "{0} has no lightweight transactions in a keyspace with tablets, and leases need them: \
-         update to 2025.4 or later, or make the keyspace WITH tablets = {{'enabled': false}}"
+        "{0} does not support lightweight transactions in a keyspace with tablets, which leases \
+         require: update to 2025.4 or later, or create the keyspace WITH tablets = {{'enabled': \
+         false}}"
     )]
     TabletsWithoutTransactions(CqlServer),
     /// There is no keyspace, or it has no schema.
-    #[error("the keyspace has no schema of this program: run `waybill store migrate`")]
+    #[error("the keyspace has no Waybill schema: run `waybill store migrate`")]
     NoSchema,
     /// The schema is older than this program needs.
     #[error(
-        "the schema has version {found}, and this program needs {known}: run `waybill store migrate`"
+        "the schema has version {found}, but this program requires {known}: run `waybill store \
+         migrate`"
     )]
     OldSchema {
         /// The version found.
@@ -130,7 +132,8 @@ pub enum CqlProblem {
     },
     /// The schema is newer than this program knows.
     #[error(
-        "the schema has version {found}, and this program knows {known} only: use a newer program"
+        "the schema has version {found}, but this program supports only {known}: use a newer \
+         program"
     )]
     NewSchema {
         /// The version found.
@@ -146,7 +149,8 @@ pub enum CqlProblem {
     },
     /// One lost machine loses rows (with one replica) or the quorum (with two).
     #[error(
-        "each row is stored {factor} times in {datacenter}: one machine's loss stops the store, or loses rows"
+        "each row is stored {factor} times in {datacenter}: the loss of one machine stops the \
+         store or loses rows"
     )]
     FewReplicas {
         /// The datacentre.
@@ -156,13 +160,14 @@ pub enum CqlProblem {
     },
     /// Leases and deadlines depend on the clocks of all machines.
     #[error(
-        "the clock of {} is {} ms ahead of this machine's: clocks must agree better than leases and \
-         supervisor.clockSkew allow for", .0.node, .0.ahead_ms
+        "the clock of {} is {} ms ahead of this machine's clock: the difference must stay well \
+         below what leases and supervisor.clockSkew allow", .0.node, .0.ahead_ms
     )]
     ClocksApart(CqlClock),
     /// A power loss would lose acknowledged writes that are on no other machine.
     #[error(
-        "the commit log is synced {how}: a power loss takes rows with it that were acknowledged and are on no other machine"
+        "the commit log is synced {how}: a power loss deletes acknowledged rows that are on no \
+         other machine"
     )]
     UnsyncedCommitLog {
         /// The server's setting.
@@ -281,7 +286,7 @@ mod tests {
     ];
 
     #[test]
-    fn clocks_that_are_more_than_a_second_apart_are_told_of_and_not_fatal() {
+    fn clocks_more_than_a_second_apart_are_reported_and_not_fatal() {
         let clocks = [0, -1_000, 1_001, -5_000].map(|ahead_ms| CqlClock {
             node: format!("{ahead_ms}"),
             ahead_ms,
@@ -315,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keyspace_is_told_to_do_without_tablets_only_where_that_is_needed_and_understood() {
+    fn tablets_are_disabled_only_if_that_is_required_and_supported() {
         for (server, avoids) in [
             (scylladb("5.4.9"), false),
             (scylladb("6.0.0"), true),
@@ -339,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn few_replicas_are_told_of_and_none_is_refused() {
+    fn few_replicas_are_reported_and_a_keyspace_without_any_is_refused() {
         let of = |factors: &[(&str, &str)]| {
             let replication = [&THREE[..1], factors].concat();
             report(scylladb("2026.1.0"), &replication, true).problems()
@@ -371,17 +376,17 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_is_missing_older_or_newer_is_refused_with_what_mends_it() {
+    fn a_missing_older_or_newer_schema_is_refused_with_its_fix() {
         let mut found = report(scylladb("2026.1.0"), &THREE, true);
         for (version, words) in [
             (None, "`waybill store migrate`"),
             (
                 Some(2),
-                "version 2, and this program needs 3: run `waybill store migrate`",
+                "version 2, but this program requires 3: run `waybill store migrate`",
             ),
             (
                 Some(4),
-                "version 4, and this program knows 3 only: use a newer program",
+                "version 4, but this program supports only 3: use a newer program",
             ),
         ] {
             found.schema_version = version;

@@ -96,7 +96,7 @@ impl Unreadable {
         }
         match self.keep_aside(link, &damage).await {
             Ok(()) => {
-                tracing::error!(%corrupt, "an unreadable row is kept aside in table unreadable");
+                tracing::error!(%corrupt, "copied an unreadable row to table unreadable");
                 self.with_known(|known| {
                     if known.len() < REMEMBERED_MAX {
                         let (corrupt, part) = (damage.corrupt, damage.part);
@@ -113,7 +113,11 @@ impl Unreadable {
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(%corrupt, error, "an unreadable row could not be kept aside");
+                tracing::error!(
+                    %corrupt,
+                    error,
+                    "could not copy an unreadable row to table unreadable"
+                );
             }
         }
         corrupt

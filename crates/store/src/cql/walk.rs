@@ -104,7 +104,7 @@ impl Walk {
                 Ok(spent) => tracing::debug!(spent, "removed old attention entries"),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "a walk over old attention entries ended early");
+                    tracing::warn!(error, "could not remove all old attention entries");
                 }
             }
         }

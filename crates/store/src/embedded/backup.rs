@@ -44,7 +44,10 @@ impl Hold {
         if self.held.send((tables, snapshot)).is_ok()
             && let Err(RecvTimeoutError::Timeout) = self.go_on.recv_timeout(HOLD_MAX)
         {
-            tracing::warn!(?HOLD_MAX, "commits were held back for long enough");
+            tracing::warn!(
+                ?HOLD_MAX,
+                "stopped holding back commits; the backup took too long"
+            );
         }
     }
 }
@@ -80,7 +83,7 @@ impl EmbeddedStore {
         &self,
         note: impl FnOnce() -> T,
     ) -> Result<(EmbeddedSnapshot, T), StoreError> {
-        const ACTION: &str = "holding commits back";
+        const ACTION: &str = "holding back commits";
         let closed = || StoreError::unavailable(ACTION, Closed);
         let commands = {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +101,7 @@ impl EmbeddedStore {
         // The writer may have continued already.
         release
             .send(())
-            .map_err(|_| StoreError::unavailable(ACTION, "it took too long"))?;
+            .map_err(|_| StoreError::unavailable(ACTION, "the backup took too long"))?;
         Ok((EmbeddedSnapshot { tables, snapshot }, noted))
     }
 }
@@ -168,7 +171,7 @@ impl EmbeddedRestore {
             return Err(StoreError::Corrupt {
                 what: "backup",
                 key: format!("table {table}"),
-                cause: "this program knows no such table".to_owned(),
+                cause: "this program does not have this table".to_owned(),
             });
         };
         self.batch.insert(keyspace, key, value);

@@ -30,10 +30,10 @@ pub(super) fn cause(error: &Error) -> Option<String> {
     let text = match error {
         Error::Storage(LsmError::Io(error)) | Error::Io(error) => return io_cause(error),
         Error::Storage(LsmError::ChecksumMismatch { got, expected }) => {
-            format!("a block has checksum {got}, and {expected} was written with it")
+            format!("a block has checksum {got}, not {expected}")
         }
         Error::Storage(LsmError::InvalidTag((what, tag))) | Error::InvalidTag((what, tag)) => {
-            format!("{tag} is no {what}")
+            format!("{tag} is not a valid {what}")
         }
         Error::Storage(LsmError::InvalidHeader(what)) => {
             format!("the header of a {what} is invalid")
@@ -62,13 +62,13 @@ fn io_cause(error: &io::Error) -> Option<String> {
 /// The damage that was found since the store was opened.
 #[derive(Debug, Default)]
 pub(super) struct Damages {
-    met: Mutex<Met>,
+    observed: Mutex<Observed>,
     /// Signals that writes are refused.
     refused: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Met {
+struct Observed {
     /// By table and last key.
     parts: BTreeMap<(&'static str, Vec<u8>), Part>,
     more: u64,
@@ -86,47 +86,47 @@ struct Part {
 impl Damages {
     /// All damage, in the order in which it was found.
     pub(super) fn report(&self) -> DamageReport {
-        let met = self.met();
-        let mut parts: Vec<&Part> = met.parts.values().collect();
+        let observed = self.observed();
+        let mut parts: Vec<&Part> = observed.parts.values().collect();
         parts.sort_by_key(|part| part.number);
         DamageReport {
-            refused: met.refused.clone(),
+            refused: observed.refused.clone(),
             parts: parts.into_iter().map(|part| part.said.clone()).collect(),
-            more: met.more,
+            more: observed.more,
         }
     }
 
     /// How many parts were found.
     pub(super) fn count(&self) -> u64 {
-        let met = self.met();
-        met.parts.len() as u64 + met.more
+        let observed = self.observed();
+        observed.parts.len() as u64 + observed.more
     }
 
     /// Records that the key-value store refuses writes.
     pub(super) fn writes_are_refused(&self, cause: &str) {
-        let mut met = self.met();
-        if met.refused.is_some() {
+        let mut observed = self.observed();
+        if observed.refused.is_some() {
             return;
         }
         tracing::error!(
             cause,
             "the state store no longer accepts writes; if a file is damaged, the next start rebuilds it from the readable data"
         );
-        met.refused = Some(cause.to_owned());
-        drop(met);
+        observed.refused = Some(cause.to_owned());
+        drop(observed);
         self.refused.notify_waiters();
     }
 
     /// Whether writes are refused.
     pub(super) fn are_writes_refused(&self) -> bool {
-        self.met().refused.is_some()
+        self.observed().refused.is_some()
     }
 
     /// Waits until writes are refused.
     pub(super) async fn refused(&self) -> String {
         loop {
             let notified = self.refused.notified();
-            if let Some(cause) = &self.met().refused {
+            if let Some(cause) = &self.observed().refused {
                 return cause.clone();
             }
             notified.await;
@@ -143,7 +143,7 @@ impl Damages {
     ) {
         let (first, last) = span.into_inner();
         let key = (table, last.to_vec());
-        if self.met().parts.contains_key(&key) {
+        if self.observed().parts.contains_key(&key) {
             return;
         }
         let said = DamagedPart {
@@ -152,9 +152,9 @@ impl Damages {
             files: files(keyspace, first, last),
             cause: cause.to_owned(),
         };
-        let mut met = self.met();
-        if met.parts.len() == DamageReport::PARTS_MAX {
-            met.more += 1;
+        let mut observed = self.observed();
+        if observed.parts.len() == DamageReport::PARTS_MAX {
+            observed.more += 1;
             return;
         }
         tracing::error!(
@@ -165,23 +165,23 @@ impl Damages {
             "skipped damaged entries of the state store"
         );
         let part = Part {
-            number: met.parts.len(),
+            number: observed.parts.len(),
             first: first.to_vec(),
             said,
         };
-        met.parts.insert(key, part);
+        observed.parts.insert(key, part);
     }
 
     /// The last key of the known damage that includes `key`.
     fn known_end(&self, table: &'static str, key: &[u8]) -> Option<Vec<u8>> {
-        let met = self.met();
-        let mut behind = met.parts.range((table, key.to_vec())..);
+        let observed = self.observed();
+        let mut behind = observed.parts.range((table, key.to_vec())..);
         let ((of, last), part) = behind.next()?;
         (*of == table && part.first.as_slice() <= key).then(|| last.clone())
     }
 
-    fn met(&self) -> MutexGuard<'_, Met> {
-        self.met.lock().unwrap_or_else(PoisonError::into_inner)
+    fn observed(&self) -> MutexGuard<'_, Observed> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -355,7 +355,7 @@ impl Walk {
         match self.snapshot.get(&self.keyspace, key) {
             Ok(value) => Ok(value.map(|_| UserKey::from(key))),
             Err(error) if cause(&error).is_some() => Ok(None),
-            Err(error) => Err(failed("walking over a table")(error)),
+            Err(error) => Err(failed("scanning a table")(error)),
         }
     }
 
@@ -367,7 +367,7 @@ impl Walk {
             match item.key() {
                 Ok(key) => keys.push(key),
                 Err(error) if cause(&error).is_some() => return Ok(None),
-                Err(error) => return Err(failed("walking over a table")(error)),
+                Err(error) => return Err(failed("scanning a table")(error)),
             }
         }
         Ok(Some(keys))
@@ -432,7 +432,7 @@ impl Iterator for Walk {
             };
             let Some(cause) = cause(&error) else {
                 self.is_over = true;
-                return Some(Err(failed("walking over a table")(error)));
+                return Some(Err(failed("scanning a table")(error)));
             };
             match self.pass_over(&cause) {
                 Ok(true) => {}
@@ -453,7 +453,7 @@ fn is_damaged(item: Option<fjall::Guard>) -> Result<bool, StoreError> {
     match item.map(fjall::Guard::key) {
         None | Some(Ok(_)) => Ok(false),
         Some(Err(error)) if cause(&error).is_some() => Ok(true),
-        Some(Err(error)) => Err(failed("walking over a table")(error)),
+        Some(Err(error)) => Err(failed("scanning a table")(error)),
     }
 }
 
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_machine_is_no_damage() {
+    fn an_error_of_the_machine_is_not_damage() {
         let damaged = [
             Error::Io(io::Error::from_raw_os_error(EIO)),
             Error::Io(io::ErrorKind::UnexpectedEof.into()),

@@ -27,7 +27,7 @@ const FULL_MEMTABLES_MAX: usize = 3;
 /// at thirty.
 const RUNS_MAX: usize = 20;
 /// How long a commit waits before it looks again.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(2);
+const CHECK_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
 impl Tables {
     /// Commits a batch without a sync, after it has waited for the worker.
@@ -73,7 +73,7 @@ impl Tables {
             while keyspace.sealed_memtable_count() >= FULL_MEMTABLES_MAX {
                 // Only flushes the journal's buffer; fails if the worker has ended.
                 self.db.persist(PersistMode::Buffer)?;
-                thread::sleep(LOOK_AGAIN_AFTER);
+                thread::sleep(CHECK_AGAIN_AFTER);
             }
             let runs = keyspace.tree.l0_run_count();
             if runs >= RUNS_MAX {
@@ -86,7 +86,7 @@ impl Tables {
                     compact(keyspace)?;
                 }
                 // Another thread may be compacting, which does not count as active.
-                thread::sleep(LOOK_AGAIN_AFTER);
+                thread::sleep(CHECK_AGAIN_AFTER);
             }
         }
         Ok(())
@@ -134,7 +134,7 @@ mod tests {
         for keyspace in [&tables.state, &tables.created] {
             while keyspace.sealed_memtable_count() > 0 {
                 assert!(began.elapsed() < PATIENCE, "full tables are written out");
-                thread::sleep(LOOK_AGAIN_AFTER);
+                thread::sleep(CHECK_AGAIN_AFTER);
             }
             assert!(keyspace.tree.active_memtable().size() <= MEMTABLE_BYTES);
             assert_eq!(keyspace.len().unwrap(), 10_000);
@@ -143,7 +143,7 @@ mod tests {
 
     /// Like a store that needs more compactions than flushes.
     #[test]
-    fn runs_that_nobody_compacts_do_not_end_all_commits() {
+    fn uncompacted_runs_do_not_end_all_commits() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Tables::open_idle(&config(&dir)).unwrap();
         let table = &tables.state;

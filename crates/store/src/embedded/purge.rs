@@ -72,7 +72,7 @@ impl Purge {
     pub(super) fn stop(self) {
         drop(self.stop);
         if self.thread.join().is_err() {
-            tracing::error!("the state store's purge had panicked");
+            tracing::error!("the state store's purge panicked");
         }
     }
 }
@@ -122,7 +122,7 @@ impl Purger {
                 self.pass(now, wall_clock())
             }));
             let Ok(passed) = pass else {
-                tracing::error!("a purge pass panicked; the next one looks at everything again");
+                tracing::error!("a purge pass panicked; the next pass starts over");
                 self.first_hour = i64::MIN;
                 self.due_from.clear();
                 self.walk = Walk::default();

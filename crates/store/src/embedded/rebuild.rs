@@ -44,7 +44,7 @@ pub(super) fn ask(store: &Path) -> io::Result<()> {
 ///
 /// [`StoreError::Corrupt`] if a lease is damaged, [`StoreError::Unavailable`] if the disk fails.
 pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
-    let io = |error| StoreError::unavailable("making a new store", error);
+    let io = |error| StoreError::unavailable("creating a new store", error);
     let (store, making, made) = (
         &config.path,
         beside(&config.path, "rebuilding"),

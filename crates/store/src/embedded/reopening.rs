@@ -99,7 +99,7 @@ impl Reopening {
     /// The tables, for a short while: they are not opened again until every holder has released
     /// them. Does not block.
     pub(super) fn get(&self) -> Result<Arc<Tables>, StoreError> {
-        const ACTION: &str = "opening it again";
+        const ACTION: &str = "reopening";
         let tables = match self.tables.try_read() {
             Ok(tables) => tables,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -199,7 +199,8 @@ impl Reopening {
             tracing::warn!(%error, "could not request a rebuild; the next start will not look for damage");
         }
         self.lasting.damages.writes_are_refused(&format!(
-            "{failure}, for the second time within an hour although there is free space: the disk fails, or a file is damaged"
+            "{failure}; this is the second failure within an hour despite free space: the disk is \
+             failing, or a file is damaged"
         ));
     }
 
@@ -239,7 +240,7 @@ impl Reopening {
         let tables = match Tables::reopen(&self.config, self.lasting.clone()) {
             Ok(tables) => tables,
             Err(error) => {
-                let why = self.why("opening its files again", &error);
+                let why = self.why("reopening its files", &error);
                 if known.as_ref() != Some(&why) {
                     let path = self.config.path.display();
                     let error = &error as &dyn Error;
@@ -257,7 +258,7 @@ impl Reopening {
         // Not before: a reader that finds the tables locked returns this failure.
         *self.failure_now() = None;
         let path = self.config.path.display();
-        tracing::info!(%path, "the state store writes again");
+        tracing::info!(%path, "the state store accepts writes again");
         Ok(())
     }
 
@@ -384,7 +385,7 @@ mod tests {
         assert!(tables.writable().is_ok());
         fail();
         let refused = tables.damages().report().refused.unwrap();
-        for part in ["a group commit failed", "os error 5", "second time"] {
+        for part in ["a group commit failed", "os error 5", "second failure"] {
             assert!(refused.contains(part), "{refused}");
         }
     }
@@ -399,7 +400,7 @@ mod tests {
         assert!(tables.writable().is_err());
         let refused = tables.damages().report().refused.unwrap();
         assert!(
-            refused.starts_with("opening its files again failed: "),
+            refused.starts_with("reopening its files failed: "),
             "{refused}"
         );
         unblock(&path);
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_somebody_reads_are_kept_and_opened_again_afterwards() {
+    fn tables_in_use_are_kept_and_reopened_afterwards() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Reopening::open(EmbeddedConfig::new(dir.path())).unwrap();
         tables.failed("a test", Arc::new(fjall::Error::Poisoned));

@@ -36,7 +36,7 @@ impl Retention {
             }
             Err(error) => {
                 let Some(cause) = damage::cause(&error) else {
-                    return Err(failed("reading the time of retention")(error));
+                    return Err(failed("reading the retention time")(error));
                 };
                 let key = &keys::RETENTION[..];
                 damages.note("leases", leases, key..=key, &cause);
@@ -52,7 +52,7 @@ impl Retention {
                 // Keeping rows for too long does no harm.
                 tracing::error!(
                     cause,
-                    "the stored retention time cannot be read; rows written before are kept"
+                    "cannot read the stored retention time; keeping rows that were written before"
                 );
                 Timestamp(0)
             }
@@ -66,7 +66,7 @@ impl Retention {
             retention.put(&mut batch, leases);
             batch
                 .commit()
-                .map_err(failed("saving the time of retention"))?;
+                .map_err(failed("saving the retention time"))?;
         }
         Ok(retention)
     }
@@ -82,7 +82,7 @@ impl Retention {
         self.put(&mut batch, &tables.leases);
         tables
             .commit(batch)
-            .map_err(failed("saving the time of retention"))
+            .map_err(failed("saving the retention time"))
     }
 
     fn put(&self, batch: &mut OwnedWriteBatch, leases: &Keyspace) {

@@ -594,7 +594,10 @@ pub(super) fn bad_key(table: &'static str, key: &[u8]) -> StoreError {
     StoreError::Corrupt {
         what: "key",
         key: format!("table {table}"),
-        cause: format!("{} bytes are none of its keys: {key:02x?}", key.len()),
+        cause: format!(
+            "its {} bytes are not a key of this table: {key:02x?}",
+            key.len()
+        ),
     }
 }
 

@@ -21,7 +21,7 @@ use waybill_disk::write_back::{self, WriteBackProgress};
 use crate::StoreError;
 
 /// The interval of checks for growth. A compaction writes a megabyte or two in between.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// How long after the last growth a file is no longer followed, and the thread sleeps.
 const AT_REST_AFTER: Duration = Duration::from_secs(1);
 
@@ -166,7 +166,7 @@ impl Watch {
                 busy = now;
             }
             match now.duration_since(busy) < AT_REST_AFTER {
-                true => thread::park_timeout(LOOK_EVERY),
+                true => thread::park_timeout(CHECK_EVERY),
                 false => {
                     thread::park();
                     busy = Instant::now();

@@ -114,7 +114,7 @@ impl Writer {
                 Some(Between::Hold(hold)) => hold.stand_still(Arc::clone(&tables)),
             }
             if let Err(error) = tables.write_out_full() {
-                drop(self.tables.failed("writing out a full table", error.into()));
+                drop(self.tables.failed("flushing a full table", error.into()));
             }
         }
         self.sync();
@@ -233,7 +233,7 @@ impl Writer {
                 None => false,
                 Some(Ok((header, _))) => header.has_expired(now),
                 Some(Err(corrupt)) => {
-                    tracing::warn!(%corrupt, "a row past its retention is left for a person to see");
+                    tracing::warn!(%corrupt, "keeping an unreadable row past its retention");
                     false
                 }
             };

@@ -21,7 +21,7 @@ pub(super) enum Step {
     /// Topics may have the new number.
     Intended,
     /// For a smaller number: shards leave records beyond the cut to those that follow them.
-    Cut,
+    Bounded,
     /// Producers use the new number.
     Announced,
     /// Shards read by the new number.

@@ -12,8 +12,9 @@ pub enum LayoutError {
     Sharding(#[from] ShardingError),
     /// The number of partitions is being changed.
     #[error(
-        "the topics are going over from {from} to {to} partitions: `waybill topics {verb} --partitions {to}` goes \
-         on with that", verb = if to > from { "grow" } else { "shrink" }
+        "the number of partitions is being changed from {from} to {to}: continue that change with \
+         `waybill topics {verb} --partitions {to}`",
+        verb = if to > from { "grow" } else { "shrink" }
     )]
     Changing {
         /// The number before.
@@ -23,8 +24,9 @@ pub enum LayoutError {
     },
     /// Each partition would have too many shards meanwhile.
     #[error(
-        "while {now} partitions become {wanted}, each would have {shards} shards, and \
-         {SHARDS_PER_PARTITION_MAX} are the most: go by way of a number between them"
+        "changing {now} partitions to {wanted} would need {shards} shards per partition in \
+         between, but at most {SHARDS_PER_PARTITION_MAX} are allowed: change to a number in \
+         between first"
     )]
     TooFar {
         /// How many there are.
@@ -43,10 +45,10 @@ pub enum LayoutError {
         wanted: u32,
     },
     /// The change is not at the step before this one.
-    #[error("this step of changing the number of partitions is not the next one")]
+    #[error("the layout does not allow this step of a change of the number of partitions")]
     Step,
     /// The layout was replaced too often.
-    #[error("the layout was changed {GENERATIONS_MAX} times, and cannot be changed again")]
+    #[error("the layout was changed {GENERATIONS_MAX} times and cannot be changed again")]
     Generations,
 }
 

@@ -49,7 +49,7 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
         (of(2, 1), 2)
     );
     assert_eq!(intended.successor(of(2, 2)), Err(to(2, 6)));
-    let of_more = intended.cut(vec![offsets(0); 2]);
+    let of_more = intended.with_boundaries(vec![offsets(0); 2]);
     assert_eq!(of_more, Err(LayoutError::Step), "those that stay go on");
     assert_eq!(intended.announced(Vec::new()), Err(LayoutError::Step));
     let announced = intended.announced(begins()).unwrap();
@@ -115,7 +115,7 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
 }
 
 #[test]
-fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_there() {
+fn remaining_partitions_get_their_new_shards_before_writers_use_the_smaller_number() {
     let of = |partitions, shards_per_partition| ShardingScheme {
         partitions,
         shards_per_partition,
@@ -123,8 +123,13 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     let intended = Layout::first(6).intended(2).unwrap();
     assert_eq!(intended.withdrawn().unwrap().becomes(), None);
     assert_eq!(intended.announced(Vec::new()), Err(LayoutError::Step));
-    assert_eq!(intended.cut(vec![offsets(5)]), Err(LayoutError::Step));
-    let known = intended.cut(vec![offsets(5), offsets(6)]).unwrap();
+    assert_eq!(
+        intended.with_boundaries(vec![offsets(5)]),
+        Err(LayoutError::Step)
+    );
+    let known = intended
+        .with_boundaries(vec![offsets(5), offsets(6)])
+        .unwrap();
     assert_eq!((known.scheme(), known.partitions_written()), (of(6, 1), 6));
     // Shards leave records to others from then on, which cannot be undone.
     assert_eq!(known.withdrawn(), Err(to(6, 2)));
@@ -192,7 +197,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
 
     // They are retired once more. The records of the first time are remembered, too.
     let once_more = moved.settled(&[]).unwrap().intended(2).unwrap();
-    let once_more = once_more.cut(vec![offsets(50); 2]).unwrap();
+    let once_more = once_more.with_boundaries(vec![offsets(50); 2]).unwrap();
     let once_more = once_more.announced(Vec::new()).unwrap();
     let once_more = once_more.moved((60..64).map(offsets).collect()).unwrap();
     let times = once_more.retired().iter();
@@ -215,7 +220,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
 }
 
 #[test]
-fn there_become_no_more_shards_than_it_takes() {
+fn a_change_creates_no_more_shards_than_it_needs() {
     let of = |partitions, shards_per_partition| ShardingScheme {
         partitions,
         shards_per_partition,
@@ -233,7 +238,7 @@ fn there_become_no_more_shards_than_it_takes() {
 }
 
 #[test]
-fn topics_may_have_what_is_left_over_or_intended_and_never_too_few() {
+fn topics_may_have_retired_or_intended_partitions_and_never_too_few() {
     let layout = Layout::first(2);
     assert_eq!(layout.topics_may_have(), [2]);
     let more = layout.intended(4).unwrap();
@@ -243,7 +248,7 @@ fn topics_may_have_what_is_left_over_or_intended_and_never_too_few() {
     assert_eq!(more.topics_may_have(), [4]);
     let fewer = more.settled(&[]).unwrap().intended(1).unwrap();
     assert_eq!(fewer.topics_may_have(), [4]);
-    let fewer = fewer.cut(vec![offsets(0)]).unwrap();
+    let fewer = fewer.with_boundaries(vec![offsets(0)]).unwrap();
     let fewer = fewer.announced(Vec::new()).unwrap();
     assert_eq!(fewer.topics_may_have(), [1, 2, 4]);
 }

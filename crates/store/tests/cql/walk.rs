@@ -71,7 +71,7 @@ async fn days(subject: &Cql) -> Vec<i64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_walk_takes_away_what_leads_to_nothing_and_leaves_the_rest() {
+async fn a_walk_removes_only_obsolete_attention_entries() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };

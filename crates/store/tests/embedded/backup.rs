@@ -120,7 +120,7 @@ async fn nothing_is_committed_while_commits_are_held_back_and_all_of_it_afterwar
 }
 
 #[tokio::test]
-async fn who_holds_commits_back_for_too_long_is_told_and_commits_go_on() {
+async fn holding_back_commits_for_too_long_fails_and_commits_continue() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     let (over, is_over) = std::sync::mpsc::channel::<()>();

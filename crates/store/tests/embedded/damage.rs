@@ -70,7 +70,7 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
 
 /// The whole old row, so that a person can still see the request and its progress.
 #[tokio::test]
-async fn what_a_write_replaces_of_an_unreadable_row_is_kept_aside() {
+async fn the_replaced_value_of_an_unreadable_row_is_kept_aside() {
     let subject = Embedded::new();
     let (both, state_only, healthy) = (fresh_id(), fresh_id(), fresh_id());
     let store = subject.store();
@@ -448,7 +448,7 @@ async fn a_byte_that_changes_in_a_journal_loses_no_row_silently() {
 
 /// Its damaged rows stay unreadable, though older states of them could be read, and all others are as they were.
 #[tokio::test]
-async fn a_store_that_a_compaction_of_a_damaged_block_has_ended_is_made_anew_of_what_can_be_read() {
+async fn a_store_stopped_by_a_damaged_block_is_rebuilt_from_its_readable_data() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = EmbeddedConfig::new(dir.path().join("store"));
     config.memtable_bytes = 64 << 10;

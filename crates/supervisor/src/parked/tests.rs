@@ -9,7 +9,7 @@ const INDEX_SHARD: PartitionId = PartitionId(0);
 const GRACE: Duration = Duration::from_secs(20);
 
 /// A store, and the gauges of its only index shard.
-struct World {
+struct Fixture {
     store: Arc<EmbeddedStore>,
     parked: Parked,
     _dir: tempfile::TempDir,
@@ -23,7 +23,7 @@ fn id(number: u128) -> OperationId {
     OperationId(Uuid::from_u128(number))
 }
 
-impl World {
+impl Fixture {
     fn new(partitions: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
@@ -86,7 +86,7 @@ impl World {
     /// The counts of `Error` and `CompensationFailed` at this second, and since when each is
     /// parked.
     async fn counted(&mut self, second: i64) -> [(usize, Option<Timestamp>); 2] {
-        self.parked.look(at(second)).await.unwrap();
+        self.parked.refresh(at(second)).await.unwrap();
         [ProcessState::Error, ProcessState::CompensationFailed].map(|state| {
             let waits = self.parked.waits(state);
             (waits.count, waits.oldest)
@@ -97,10 +97,10 @@ impl World {
 const NONE: (usize, Option<Timestamp>) = (0, None);
 
 #[tokio::test]
-async fn what_was_parked_long_before_is_counted_and_what_waits_for_nobody_is_not() {
-    let mut world = World::new(1);
-    assert_eq!(world.counted(1).await, [NONE, NONE]);
-    let mut world = World::new(1);
+async fn long_parked_operations_are_counted_and_others_are_not() {
+    let mut fixture = Fixture::new(1);
+    assert_eq!(fixture.counted(1).await, [NONE, NONE]);
+    let mut fixture = Fixture::new(1);
     let states = [
         ProcessState::Error,
         ProcessState::Error,
@@ -110,117 +110,117 @@ async fn what_was_parked_long_before_is_counted_and_what_waits_for_nobody_is_not
         ProcessState::Compensated,
     ];
     for (number, state) in (1..).zip(states) {
-        world.row(id(number), 100, state).await;
-        world.entry(id(number), 100 + number as i64).await;
+        fixture.row(id(number), 100, state).await;
+        fixture.entry(id(number), 100 + number as i64).await;
     }
     let abandon = |state: &mut waybill_engine::OperationState| state.abandoned = true;
-    world
+    fixture
         .row_with(id(50), 100, ProcessState::Error, abandon)
         .await;
-    world.entry(id(50), 100).await;
-    world.entry(id(51), 100).await;
+    fixture.entry(id(50), 100).await;
+    fixture.entry(id(51), 100).await;
     let day_after = 100_000;
     assert_eq!(
-        world.counted(day_after).await,
+        fixture.counted(day_after).await,
         [(2, Some(at(101))), (1, Some(at(103)))]
     );
 }
 
 #[tokio::test]
-async fn one_that_was_repaired_is_counted_no_more_and_one_that_is_parked_again_waits_since_then() {
-    let mut world = World::new(1);
+async fn a_repaired_operation_is_not_counted_and_one_parked_again_counts_from_then() {
+    let mut fixture = Fixture::new(1);
     for number in [1, 2] {
-        world.row(id(number), 100, ProcessState::Error).await;
+        fixture.row(id(number), 100, ProcessState::Error).await;
         // It lingered first, and was parked later.
-        world.entry(id(number), 90).await;
-        world.entry(id(number), 100).await;
+        fixture.entry(id(number), 90).await;
+        fixture.entry(id(number), 100).await;
     }
-    assert_eq!(world.counted(101).await, [(2, Some(at(100))), NONE]);
-    world.row(id(1), 200, ProcessState::Processed).await;
-    world.row(id(2), 200, ProcessState::Processing).await;
-    world.entry(id(2), 200).await;
-    assert_eq!(world.counted(201).await, [NONE, NONE]);
-    world
+    assert_eq!(fixture.counted(101).await, [(2, Some(at(100))), NONE]);
+    fixture.row(id(1), 200, ProcessState::Processed).await;
+    fixture.row(id(2), 200, ProcessState::Processing).await;
+    fixture.entry(id(2), 200).await;
+    assert_eq!(fixture.counted(201).await, [NONE, NONE]);
+    fixture
         .row(id(2), 300, ProcessState::CompensationFailed)
         .await;
-    world.entry(id(2), 300).await;
-    assert_eq!(world.counted(301).await, [NONE, (1, Some(at(300)))]);
-    world.row(id(2), 400, ProcessState::Error).await;
-    world.entry(id(2), 400).await;
-    assert_eq!(world.counted(401).await, [(1, Some(at(400))), NONE]);
+    fixture.entry(id(2), 300).await;
+    assert_eq!(fixture.counted(301).await, [NONE, (1, Some(at(300)))]);
+    fixture.row(id(2), 400, ProcessState::Error).await;
+    fixture.entry(id(2), 400).await;
+    assert_eq!(fixture.counted(401).await, [(1, Some(at(400))), NONE]);
 }
 
 #[tokio::test]
-async fn what_was_under_way_is_met_again_what_is_older_is_not_read_again_but_once_an_hour() {
-    let mut world = World::new(1);
-    assert_eq!(world.counted(100).await, [NONE, NONE]);
+async fn recent_entries_are_read_again_and_older_ones_once_an_hour() {
+    let mut fixture = Fixture::new(1);
+    assert_eq!(fixture.counted(100).await, [NONE, NONE]);
     // The entry is visible before its row, and is older than the last check.
-    world.entry(id(1), 90).await;
-    assert_eq!(world.counted(105).await, [NONE, NONE]);
-    world.row(id(1), 90, ProcessState::Error).await;
-    assert_eq!(world.counted(106).await, [(1, Some(at(90))), NONE]);
+    fixture.entry(id(1), 90).await;
+    assert_eq!(fixture.counted(105).await, [NONE, NONE]);
+    fixture.row(id(1), 90, ProcessState::Error).await;
+    assert_eq!(fixture.counted(106).await, [(1, Some(at(90))), NONE]);
 
-    world.row(id(2), 50, ProcessState::Error).await;
-    world.entry(id(2), 50).await;
-    assert_eq!(world.counted(200).await, [(1, Some(at(90))), NONE]);
+    fixture.row(id(2), 50, ProcessState::Error).await;
+    fixture.entry(id(2), 50).await;
+    assert_eq!(fixture.counted(200).await, [(1, Some(at(90))), NONE]);
     let an_hour_later = 100 + 60 * 60;
     assert_eq!(
-        world.counted(an_hour_later).await,
+        fixture.counted(an_hour_later).await,
         [(2, Some(at(50))), NONE]
     );
 }
 
 #[tokio::test]
-async fn an_entry_of_times_to_come_counts_at_once() {
-    let mut world = World::new(1);
-    world.row(id(1), 100, ProcessState::Error).await;
-    world.entry(id(1), 5_000).await;
-    assert_eq!(world.counted(100).await, [(1, Some(at(5_000))), NONE]);
+async fn an_entry_with_a_future_time_counts_at_once() {
+    let mut fixture = Fixture::new(1);
+    fixture.row(id(1), 100, ProcessState::Error).await;
+    fixture.entry(id(1), 5_000).await;
+    assert_eq!(fixture.counted(100).await, [(1, Some(at(5_000))), NONE]);
 }
 
 #[tokio::test]
-async fn no_more_than_the_bound_are_counted_and_the_rest_take_the_place_of_those_repaired() {
-    let mut world = World::new(1);
-    world.parked.counted_max = 150;
+async fn counting_is_bounded_and_repaired_operations_make_room_for_others() {
+    let mut fixture = Fixture::new(1);
+    fixture.parked.counted_max = 150;
     for number in 1..=260 {
-        world.row(id(number), 100, ProcessState::Error).await;
-        world.entry(id(number), 100).await;
+        fixture.row(id(number), 100, ProcessState::Error).await;
+        fixture.entry(id(number), 100).await;
     }
-    assert_eq!(world.counted(101).await, [(150, Some(at(100))), NONE]);
-    let known: Vec<OperationId> = world.parked.known.keys().copied().collect();
+    assert_eq!(fixture.counted(101).await, [(150, Some(at(100))), NONE]);
+    let known: Vec<OperationId> = fixture.parked.known.keys().copied().collect();
     for id in &known[..50] {
-        world.row(*id, 200, ProcessState::Processed).await;
+        fixture.row(*id, 200, ProcessState::Processed).await;
     }
-    assert_eq!(world.counted(1_000).await, [(150, Some(at(100))), NONE]);
+    assert_eq!(fixture.counted(1_000).await, [(150, Some(at(100))), NONE]);
     for number in 1..=250 {
-        world.row(id(number), 300, ProcessState::Processed).await;
+        fixture.row(id(number), 300, ProcessState::Processed).await;
     }
-    assert_eq!(world.counted(2_000).await, [(10, Some(at(100))), NONE]);
+    assert_eq!(fixture.counted(2_000).await, [(10, Some(at(100))), NONE]);
 }
 
 #[tokio::test]
-async fn a_crowd_of_one_state_hides_none_of_another() {
-    let mut world = World::new(1);
-    world.parked.counted_max = 20;
+async fn many_operations_of_one_state_do_not_hide_those_of_another() {
+    let mut fixture = Fixture::new(1);
+    fixture.parked.counted_max = 20;
     for number in 1..=300 {
-        world.row(id(number), 100, ProcessState::Error).await;
-        world.entry(id(number), 100).await;
+        fixture.row(id(number), 100, ProcessState::Error).await;
+        fixture.entry(id(number), 100).await;
     }
     let undo_failed = ProcessState::CompensationFailed;
-    world.row(id(301), 101, undo_failed).await;
-    world.entry(id(301), 101).await;
+    fixture.row(id(301), 101, undo_failed).await;
+    fixture.entry(id(301), 101).await;
     let first = (1, Some(at(101)));
-    assert_eq!(world.counted(102).await, [(20, Some(at(100))), first]);
-    world.row(id(302), 110, undo_failed).await;
-    world.entry(id(302), 110).await;
+    assert_eq!(fixture.counted(102).await, [(20, Some(at(100))), first]);
+    fixture.row(id(302), 110, undo_failed).await;
+    fixture.entry(id(302), 110).await;
     let both = (2, Some(at(101)));
-    assert_eq!(world.counted(111).await, [(20, Some(at(100))), both]);
+    assert_eq!(fixture.counted(111).await, [(20, Some(at(100))), both]);
 }
 
 #[tokio::test]
 async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_counted_in_its_own_index_shard_only()
  {
-    let mut world = World::new(2);
+    let mut fixture = Fixture::new(2);
     let mut others = (1..).filter(|number| partition_for(id(*number), 2) != INDEX_SHARD);
     let [stayed, went_on] = [(); 2].map(|()| id(others.next().unwrap()));
     let resubmitted = |refused: Option<&str>| HistoryEntry {
@@ -232,32 +232,32 @@ async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_cou
         refused: refused.map(str::to_owned),
     };
     let refused = resubmitted(Some("workflow-unknown"));
-    world
+    fixture
         .row_with(stayed, 300, ProcessState::Error, |state| {
             state.history.push(refused)
         })
         .await;
     let applied = resubmitted(None);
-    world
+    fixture
         .row_with(went_on, 300, ProcessState::Error, |state| {
             state.history.push(applied)
         })
         .await;
     for operation in [stayed, went_on] {
-        world.entry(operation, 100).await;
+        fixture.entry(operation, 100).await;
     }
-    assert_eq!(world.counted(400).await, [(1, Some(at(100))), NONE]);
-    assert!(world.parked.known.contains_key(&stayed));
+    assert_eq!(fixture.counted(400).await, [(1, Some(at(100))), NONE]);
+    assert!(fixture.parked.known.contains_key(&stayed));
     // This also covers an operation that was known, resubmitted, and parked again between two
     // checks.
     let again = HistoryEntry {
         at: at(450),
         ..resubmitted(None)
     };
-    world
+    fixture
         .row_with(stayed, 460, ProcessState::Error, |state| {
             state.history.push(again)
         })
         .await;
-    assert_eq!(world.counted(470).await, [NONE, NONE]);
+    assert_eq!(fixture.counted(470).await, [NONE, NONE]);
 }

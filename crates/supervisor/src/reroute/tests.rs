@@ -33,7 +33,7 @@ fn a_misrouted_record_goes_to_the_partition_of_its_operation_as_it_is() {
     assert!(to_own_partition(without_key, 4).partition < PartitionId(4));
 }
 
-struct World {
+struct Fixture {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
     rerouter: Rerouter,
@@ -43,7 +43,7 @@ struct World {
 
 const LEFT_OVER: PartitionId = PartitionId(1);
 
-impl World {
+impl Fixture {
     fn new(layout: Layout) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
@@ -142,49 +142,53 @@ fn at(requests: i64) -> TopicOffsets {
 
 /// Two partitions become one; the other one ended at `end`.
 fn shrunk(layout: &Layout, end: i64) -> Layout {
-    let layout = layout.intended(1).unwrap().cut(vec![at(0)]).unwrap();
+    let layout = layout
+        .intended(1)
+        .unwrap()
+        .with_boundaries(vec![at(0)])
+        .unwrap();
     let layout = layout.announced(Vec::new()).unwrap();
     layout.moved(vec![at(0), at(end)]).unwrap()
 }
 
 #[tokio::test]
-async fn what_was_written_after_a_partition_ended_is_rerouted_once_and_in_order() {
-    let mut world = World::new(shrunk(&Layout::first(2), 2));
-    world.put(5).await;
-    let done = world.reroute(TopicOffsets::default(), 5).await;
+async fn records_written_after_a_partition_ended_are_rerouted_once_and_in_order() {
+    let mut fixture = Fixture::new(shrunk(&Layout::first(2), 2));
+    fixture.put(5).await;
+    let done = fixture.reroute(TopicOffsets::default(), 5).await;
     assert_eq!(done, at(5));
-    assert_eq!(world.rerouted(), [2, 3, 4]);
-    assert_eq!(world.reroute(done, 5).await, done);
-    world.put(2).await;
-    assert_eq!(world.reroute(done, 7).await, at(7));
-    assert_eq!(world.rerouted(), [2, 3, 4, 5, 6]);
-    let (of_another, sent) = world.rerouter.reroute(PartitionId(0), at(0)).await;
+    assert_eq!(fixture.rerouted(), [2, 3, 4]);
+    assert_eq!(fixture.reroute(done, 5).await, done);
+    fixture.put(2).await;
+    assert_eq!(fixture.reroute(done, 7).await, at(7));
+    assert_eq!(fixture.rerouted(), [2, 3, 4, 5, 6]);
+    let (of_another, sent) = fixture.rerouter.reroute(PartitionId(0), at(0)).await;
     sent.unwrap();
     assert_eq!(of_another, at(0), "that one is read");
 }
 
 #[tokio::test]
-async fn high_priority_requests_are_rerouted_by_the_topic_on_which_they_lay() {
+async fn high_priority_requests_are_rerouted_on_their_own_topic() {
     let high_priority = Source::HighPriority;
-    let mut world = World::new(shrunk(&Layout::first(2), 0));
-    world.put_on(high_priority, 3).await;
-    let done = world
+    let mut fixture = Fixture::new(shrunk(&Layout::first(2), 0));
+    fixture.put_on(high_priority, 3).await;
+    let done = fixture
         .reroute_on(high_priority, TopicOffsets::default(), 3)
         .await;
     assert_eq!((done.high_priority, done.requests), (Offset(3), Offset(0)));
-    assert_eq!(world.rerouted_on(high_priority), [0, 1, 2]);
-    let requests = world.rerouted();
+    assert_eq!(fixture.rerouted_on(high_priority), [0, 1, 2]);
+    let requests = fixture.rerouted();
     assert!(requests.is_empty(), "{requests:?}");
 }
 
 #[tokio::test]
-async fn of_a_partition_that_was_read_in_between_each_time_is_rerouted_alone() {
+async fn each_retired_range_of_a_partition_is_rerouted_separately() {
     let first = shrunk(&Layout::first(2), 2).settled(&[]).unwrap();
     let read = first.intended(2).unwrap().announced(vec![at(4)]).unwrap();
     let read = read.moved(vec![at(0)]).unwrap().settled(&[]).unwrap();
-    let mut world = World::new(shrunk(&read, 6));
-    world.put(8).await;
-    let done = world.reroute(TopicOffsets::default(), 8).await;
+    let mut fixture = Fixture::new(shrunk(&read, 6));
+    fixture.put(8).await;
+    let done = fixture.reroute(TopicOffsets::default(), 8).await;
     assert_eq!(done, at(8));
-    assert_eq!(world.rerouted(), [2, 3, 6, 7]);
+    assert_eq!(fixture.rerouted(), [2, 3, 6, 7]);
 }

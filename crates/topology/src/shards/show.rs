@@ -96,18 +96,22 @@ pub struct CheckpointView {
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
     /// The store failed.
-    #[error("the state store cannot be asked")]
+    #[error("cannot access the state store")]
     Store(#[from] StoreError),
     /// The new shards cannot follow the current ones.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// No scheduler has stored a layout yet, so there is nothing to change.
     #[error(
-        "no scheduler has begun on this store: the first one begins with scheduler.shardsPerPartition"
+        "the state store has no layout yet: start a scheduler, which creates one with \
+         scheduler.shardsPerPartition"
     )]
     NotBegun,
     /// Another process changed the layout at the same time.
-    #[error("somebody else has changed the layout meanwhile: look at it, and ask again")]
+    #[error(
+        "another process changed the layout at the same time: check the new layout and repeat the \
+         command"
+    )]
     Changed,
 }
 
@@ -146,8 +150,9 @@ impl Shards {
                 Some(lease) if lease.owner.is_some() => (Vec::new(), lease),
                 Some(lease) => (vec!["an owner".to_owned()], lease),
                 None => {
-                    let stands = super::standing(&*self.store, &layout, generation, shard).await?;
-                    (self.awaited(&layout, shard).await?, stands)
+                    let lease =
+                        super::current_lease(&*self.store, &layout, generation, shard).await?;
+                    (self.awaited(&layout, shard).await?, lease)
                 }
             };
             shards.push(view(shard, &lease, waits_for));
@@ -169,17 +174,17 @@ impl Shards {
     /// If the current layout does not allow this number, or the store fails.
     pub async fn set(&self, shards_per_partition: u32) -> Result<LayoutView, SetError> {
         // The store holds the number of partitions. The caller's configuration does not count.
-        let stands = self.store.layout().await?.ok_or(SetError::NotBegun)?;
+        let current = self.store.layout().await?.ok_or(SetError::NotBegun)?;
         let wanted = ShardingScheme {
             shards_per_partition,
-            ..stands.scheme()
+            ..current.scheme()
         };
-        if wanted != stands.scheme() {
-            let next = stands.successor(wanted)?;
-            if !self.store.set_layout(Some(stands), next.clone()).await? {
+        if wanted != current.scheme() {
+            let next = current.successor(wanted)?;
+            if !self.store.set_layout(Some(current), next.clone()).await? {
                 return Err(SetError::Changed);
             }
-            tracing::info!(layout = %next, "the layout of shards was changed by a person");
+            tracing::info!(layout = %next, "changed the shard layout on request");
         }
         Ok(self.show().await?)
     }
@@ -211,7 +216,7 @@ impl Shards {
 fn still_held(before: LayoutGeneration, parent: ShardId, lease: Option<&Lease>) -> Option<String> {
     let owner = lease.filter(|lease| !lease.is_ended)?.owner?;
     Some(format!(
-        "shard {parent} of layout {before}, which {owner} has not let go"
+        "shard {parent} of layout {before}, which {owner} has not released"
     ))
 }
 
@@ -255,10 +260,10 @@ impl fmt::Display for LayoutView {
             topics_may_have: _,
             shards,
         } = self;
-        let becoming = becomes.map(|to| format!(", going over to {}", counted(to, "partition")));
+        let becoming = becomes.map(|to| format!(", changing to {}", counted(to, "partition")));
         writeln!(
             f,
-            "layout {generation}: {}, shards of each: {per_partition}{}",
+            "layout {generation}: {}, shards per partition: {per_partition}{}",
             counted(*partitions, "partition"),
             becoming.unwrap_or_default()
         )?;
@@ -269,7 +274,7 @@ impl fmt::Display for LayoutView {
         for view in shards {
             let mut state = view.owner.clone().unwrap_or_default();
             if view.silent {
-                state.push_str(", whose lease has run out");
+                state.push_str(", lease expired");
             }
             if !view.waits_for.is_empty() {
                 let _ = write!(state, "none: waits for {}", view.waits_for.join("; "));

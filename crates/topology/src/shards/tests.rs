@@ -81,12 +81,12 @@ fn layout_of(numbers: &[u32]) -> Layout {
 }
 
 #[tokio::test]
-async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewed() {
+async fn a_merged_shard_begins_at_the_lowest_checkpoint_and_its_parents_cannot_be_renewed() {
     let site = Site::new();
     site.lease(1, 0, None, 40).await;
     site.lease(1, 1, None, 30).await;
     let layout = layout_of(&[2, 1]);
-    let before = standing(&*site.store, &layout, LayoutGeneration(2), ShardId(0)).await;
+    let before = current_lease(&*site.store, &layout, LayoutGeneration(2), ShardId(0)).await;
     let begun = site.begin(&layout, 0).await;
     assert_eq!(begun.checkpoint.at.requests, Offset(30));
     assert_eq!((begun.stamp_limit, begun.epoch), (Stamp(101), Epoch(6)));
@@ -132,7 +132,7 @@ async fn an_own_shard_is_waited_for_and_another_process_of_before_is_not() {
 }
 
 #[tokio::test]
-async fn a_layout_that_nobody_has_begun_is_passed_through() {
+async fn a_layout_without_owners_is_skipped() {
     let site = Site::new();
     site.lease(0, 0, None, 25).await;
     let layout = layout_of(&[2, 4, 1]);
@@ -144,7 +144,7 @@ async fn a_layout_that_nobody_has_begun_is_passed_through() {
 }
 
 #[tokio::test]
-async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
+async fn many_layouts_without_owners_are_skipped_at_once() {
     let site = Site::new();
     site.lease(0, 0, None, 25).await;
     let numbers: Vec<u32> = (0..40)
@@ -156,7 +156,7 @@ async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
 }
 
 #[tokio::test]
-async fn only_what_a_scheduler_has_begun_is_divided_anew_and_its_partitions_stay() {
+async fn shards_are_set_only_after_a_scheduler_has_begun_and_partitions_stay() {
     let site = Site::new();
     let asked_with_others = Shards::new(site.store.clone(), 9);
     let refused = asked_with_others.set(2).await.unwrap_err();
@@ -224,7 +224,7 @@ async fn a_shard_that_gets_another_partition_reads_the_old_one_to_its_end_first(
 }
 
 #[tokio::test]
-async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
+async fn a_partition_is_done_only_as_far_as_the_shards_that_will_leave_it() {
     let site = Site::new();
     let layout = growing();
     site.lease(2, 0, None, 60).await;
@@ -257,7 +257,7 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
 }
 
 #[tokio::test]
-async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
+async fn records_in_partitions_without_readers_count_as_unconsumed() {
     let site = Site::new();
     site.lease(0, 0, None, 90).await;
     let layout = Layout::first(1).intended(2).unwrap();
@@ -282,15 +282,15 @@ fn at(requests: i64) -> TopicOffsets {
 }
 
 /// Two partitions that become one, with the remaining one cut at this request.
-fn cut_layout(requests: i64) -> Layout {
+fn layout_with_boundary(requests: i64) -> Layout {
     let intended = Layout::first(2).intended(1).unwrap();
-    intended.cut(vec![at(requests)]).unwrap()
+    intended.with_boundaries(vec![at(requests)]).unwrap()
 }
 
 #[tokio::test]
-async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
+async fn a_shard_that_gets_a_remaining_partition_begins_at_its_boundary() {
     let site = Site::new();
-    let announced = cut_layout(20).announced(Vec::new()).unwrap();
+    let announced = layout_with_boundary(20).announced(Vec::new()).unwrap();
     let layout = announced.moved(vec![at(30), at(40)]).unwrap();
     let (stays, comes) = (ShardId(0), ShardId(1));
     site.lease(3, 0, None, 29).await;
@@ -315,9 +315,9 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
 }
 
 #[tokio::test]
-async fn who_has_not_begun_under_a_layout_is_named() {
+async fn a_shard_that_has_not_begun_under_a_layout_is_named() {
     let site = Site::new();
-    let layout = cut_layout(0);
+    let layout = layout_with_boundary(0);
     site.lease(2, 0, None, 0).await;
     let named = unbegun(&*site.store, &layout).await;
     assert_eq!(named.unwrap(), Some(ShardId(1)));
@@ -327,9 +327,9 @@ async fn who_has_not_begun_under_a_layout_is_named() {
 
 /// Shards under the cut skip records that other shards will read.
 #[tokio::test]
-async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
+async fn records_beyond_a_boundary_count_as_unconsumed_until_other_shards_begin() {
     let site = Site::new();
-    let layout = cut_layout(20);
+    let layout = layout_with_boundary(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
         let consumed = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;

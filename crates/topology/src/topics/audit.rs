@@ -190,16 +190,17 @@ impl Audit<'_> {
                 format!("waybill topics grow --partitions {wanted}")
             }
             _ if topic.partitions_key == PARTITIONS_KEY && has.is_multiple_of(wanted) => format!(
-                "set `partitions` to {has}; where they were not made by `waybill topics grow`: waybill topics \
-                 grow --partitions {has}"
+                "set `partitions` to {has}; if the partitions were not added by `waybill topics \
+                 grow`: waybill topics grow --partitions {has}"
             ),
             _ if topic.partitions_key == PARTITIONS_KEY => {
-                format!("`{PARTITIONS_KEY}` is what a new topic gets; set it to {has}")
+                format!("set `{PARTITIONS_KEY}` to {has}: its value applies only to new topics")
             }
             _ if has < wanted => self.tools.add_partitions(name, wanted),
             _ => format!(
-                "delete the topic and create it again with {wanted} partitions: the step requests on it are repeated (or set \
-                 `{}` to {has}, if the topics of all agents have so many)",
+                "delete the topic and create it again with {wanted} partitions: its step requests \
+                 are repeated (or set `{}` to {has}, if the topics of all agents have {has} \
+                 partitions)",
                 topic.partitions_key
             ),
         };
@@ -225,15 +226,15 @@ impl Audit<'_> {
         };
         let leaderless = numbers(&|state| state.leader.is_none());
         let behind = numbers(&|state| state.in_sync.len() < state.replicas.len());
-        const BRING_BACK: &str = "bring the brokers back that keep its copies";
+        const BRING_BACK: &str = "restart the brokers that keep its replicas";
         if !leaderless.is_empty() {
             let found = format!("none for partitions {leaderless}");
             let (expected, fix) = ("one for each", BRING_BACK.to_owned());
             self.find(topic, LEADER, found, expected, fix, Weight::Warning);
         }
         if !behind.is_empty() {
-            let found = format!("too few of partitions {behind}");
-            let (expected, fix) = ("all copies", BRING_BACK.to_owned());
+            let found = format!("incomplete for partitions {behind}");
+            let (expected, fix) = ("all replicas", BRING_BACK.to_owned());
             self.find(topic, IN_SYNC, found, expected, fix, Weight::Warning);
         }
     }

@@ -227,7 +227,10 @@ mod tests {
             recoveries: Offset(requests + 200),
             ..TopicOffsets::default()
         };
-        let layout = Layout::first(2).intended(1).unwrap().cut(vec![at(0)]);
+        let layout = Layout::first(2)
+            .intended(1)
+            .unwrap()
+            .with_boundaries(vec![at(0)]);
         let layout = layout.unwrap().announced(Vec::new()).unwrap();
         let layout = layout.moved(vec![at(30), at(40)]).unwrap();
         let layout = layout.settled(&[]).unwrap();

@@ -43,7 +43,7 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
     };
     deliver().await;
     clock.set("+3600");
-    logged("wall clock stepped; holding the step back").await;
+    logged("wall clock stepped; ignoring the step until it persists").await;
     let began = tokio::time::Instant::now();
     deliver().await;
     tokio::time::sleep_until(began + GLITCH).await;

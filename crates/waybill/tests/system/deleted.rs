@@ -39,7 +39,7 @@ async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_nev
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     let process = restart(&setup);
-    let readiness = refused(&setup, "its retention overtook").await;
+    let readiness = refused(&setup, "retention deleted the records between").await;
     assert!(readiness.contains("requests: "), "{readiness}");
     for id in &gone {
         assert_eq!(setup.state(id).await, None, "{id}");
@@ -149,7 +149,7 @@ async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() 
     let refused = [
         ": a step request for agent package was refused ".to_owned(),
         format!(" s ago: cannot write to partition 1 of topic {topic}: "),
-        " (shown for 90 s after the last refusal)".to_owned(),
+        " (shown until 90 s after the last refusal)".to_owned(),
     ];
     setup
         .eventually(
@@ -245,7 +245,7 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
 
     // The start creates the topics again. New requests get offsets that were done on the old ones.
     let process = restart(&setup);
-    refused(&setup, "this is another topic").await;
+    refused(&setup, "the checkpoint belongs to another topic").await;
     // The first request is at an offset that was consumed on the old topic.
     let first = setup
         .client
@@ -339,7 +339,7 @@ async fn restart_and_skip(setup: &Arc<Setup>) -> Process {
     setup
         .eventually("what is gone is passed over", async || {
             let log = std::fs::read_to_string(setup.path("log.txt"));
-            log.is_ok_and(|log| log.contains("is passed over"))
+            log.is_ok_and(|log| log.contains("skipping deleted records"))
         })
         .await;
     setup.ready().await;

@@ -255,7 +255,7 @@ async fn a_command_that_grows_continues_when_its_process_is_killed() {
     for step in [
         "the process no longer answers",
         "the process has restarted and continues",
-        "through: set `partitions` to 4",
+        "done: set `partitions` to 4",
     ] {
         assert!(steps.contains(step), "{step}: {steps}");
     }
@@ -291,7 +291,7 @@ async fn generation(setup: &Setup) -> u64 {
 
 fn announced(setup: &Setup, partitions: u32) -> bool {
     let log = std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
-    let message = "operations are spread over another number of partitions";
+    let message = "the number of partitions for new operations changed";
     log.contains(&format!("{message} partitions={partitions}\n"))
 }
 

@@ -94,7 +94,7 @@ async fn a_new_store_starts_with_the_configured_shards_and_a_different_number_is
     let refused = command(&setup, &["set", "3"]).output().expect("it runs");
     assert_eq!(refused.status.code(), Some(1));
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(why.contains("go by way of 1"), "{why}");
+    assert!(why.contains("change to 1 first"), "{why}");
     setup.all_reach(&ids, "Processed").await;
     setup.assert_one_effect_per_step(&ids, is_remote).await;
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());

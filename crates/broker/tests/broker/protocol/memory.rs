@@ -149,7 +149,7 @@ async fn unread(broker: &Broker, request: &FetchRequest) -> Vec<Wire> {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_make_room_for_others() {
+async fn unread_answers_make_room_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let broker = small_broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -28,7 +28,7 @@ impl ResidentOperation {
         // number. (Neither they nor a refusal change the time of the end.)
         if entered || !self.state.state.is_final() {
             self.state.updated_at = cx.now;
-            self.tell(touched, cx);
+            self.note_statuses(touched, cx);
         }
         self.persisted = Persisted {
             state: self.state.state,
@@ -85,17 +85,17 @@ impl ResidentOperation {
 
     /// Marks the status records of steps, and an alert when a step begins to wait at long
     /// intervals.
-    fn tell(&mut self, touched: StepSet, cx: &OperationCx<'_>) {
-        let tells = self.tells_steps(cx.config);
+    fn note_statuses(&mut self, touched: StepSet, cx: &OperationCx<'_>) {
+        let publishes = self.publishes_steps(cx.config);
         for index in touched.iter() {
             let step = &mut self.state.steps[index];
-            let has_number =
-                self.pending.tell.contains(index) && !self.pending.tell_again.contains(index);
-            if tells && needs_status(step.state) && !has_number {
+            let has_number = self.pending.statuses.contains(index)
+                && !self.pending.statuses_again.contains(index);
+            if publishes && needs_status(step.state) && !has_number {
                 self.state.sequence += 1;
                 step.sequence = self.state.sequence;
-                self.pending.tell.insert(index);
-                self.pending.tell_again.remove(index);
+                self.pending.statuses.insert(index);
+                self.pending.statuses_again.remove(index);
             }
             if self.keeps_failing(index) {
                 self.pending.waiting.insert(index);

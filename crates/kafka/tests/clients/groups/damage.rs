@@ -15,8 +15,8 @@ use waybill_engine::PartitionId;
 use waybill_kafka::PollLimits;
 
 use super::{LONG_SESSION, Member, poll_until};
+use crate::fixture::Fixture;
 use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
-use crate::world::World;
 
 const DAMAGED: &[u8] = b"the damaged one";
 /// How long a damaged partition stays paused, in tests that wait for it.
@@ -31,15 +31,15 @@ fn send_three(producer: &BatchProducer, topic: &str, partition: u32) {
     }
 }
 
-fn impatient(world: &World, topic: &str) -> Member {
-    Member::new(world, topic, |options| options.damaged_again_after = SOON)
+fn impatient(fixture: &Fixture, topic: &str) -> Member {
+    Member::new(fixture, topic, |options| options.damaged_again_after = SOON)
 }
 
 /// Polls until the member has searched for the cause of a stall. The client that searches opens its
 /// own connection.
-fn poll_until_stall_is_noticed(world: &World, member: &mut Member) {
-    let connections = world.line().connections();
-    poll_until([member], |_| world.line().connections() > connections);
+fn poll_until_stall_is_noticed(fixture: &Fixture, member: &mut Member) {
+    let connections = fixture.line().connections();
+    poll_until([member], |_| fixture.line().connections() > connections);
 }
 
 fn poll_for(member: &mut Member, time: Duration) {
@@ -51,14 +51,14 @@ fn poll_for(member: &mut Member, time: Duration) {
 
 #[test]
 fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_three(&producer, &topic, 0);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
-    world.flip_a_bit_of(DAMAGED);
+    fixture.flip_a_bit_of(DAMAGED);
 
-    let mut member = Member::new(&world, &topic, |_| {});
+    let mut member = Member::new(&fixture, &topic, |_| {});
     poll_until([&mut member], |[member]| member.read_count() == 2);
     member.poll_in_vain();
     send_batch(&producer, &topic, 1, &[b"later"]);
@@ -70,13 +70,13 @@ fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
 /// Behind a damaged batch, librdkafka has prefetched the next one already.
 #[test]
 fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_three(&producer, &topic, 0);
-    world.line().damage(&[DAMAGED]);
+    fixture.line().damage(&[DAMAGED]);
 
-    let mut member = Member::new(&world, &topic, |_| {});
+    let mut member = Member::new(&fixture, &topic, |_| {});
     let one_record = PollLimits { records: 1, ..ALL };
     while member.read_count() == 0 {
         member.poll(one_record, A_WHILE);
@@ -84,12 +84,12 @@ fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
     // Until the records behind it are prefetched.
     thread::sleep(A_WHILE * 10);
     // No broker reports where the group has committed, and so where to read the empty partition.
-    world.line().slow_down(Duration::from_secs(6));
+    fixture.line().slow_down(Duration::from_secs(6));
     // librdkafka has met the damage more than once by now.
     for _ in 0..3 {
         member.poll(ALL, A_WHILE);
     }
-    world.line().slow_down(Duration::ZERO);
+    fixture.line().slow_down(Duration::ZERO);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
     poll_until([&mut member], |[member]| member.values(1).len() == 1);
     member.poll_in_vain();
@@ -98,37 +98,37 @@ fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
 
 #[test]
 fn a_damaged_partition_is_tried_again_and_nothing_before_the_damage_is_read_twice() {
-    let world = World::embedded();
-    let topic = world.topic("t", 1);
-    send_three(&world.producer(), &topic, 0);
-    world.line().damage(&[DAMAGED]);
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 1);
+    send_three(&fixture.producer(), &topic, 0);
+    fixture.line().damage(&[DAMAGED]);
 
-    let mut member = impatient(&world, &topic);
+    let mut member = impatient(&fixture, &topic);
     poll_until([&mut member], |[member]| member.read_count() == 1);
     // The retry fails, too.
     poll_for(&mut member, SOON * 2);
     assert_eq!(member.values(0), [b"before"]);
-    world.line().damage(&[]);
+    fixture.line().damage(&[]);
     poll_until([&mut member], |[member]| member.read_count() >= 3);
     assert_eq!(member.values(0), [b"before", DAMAGED, b"behind"]);
 }
 
 #[test]
 fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_three(&producer, &topic, 0);
-    world.line().damage(&[DAMAGED]);
-    let mut member = impatient(&world, &topic);
+    fixture.line().damage(&[DAMAGED]);
+    let mut member = impatient(&fixture, &topic);
     poll_until([&mut member], |[member]| member.values(0).len() == 1);
     member.poll_in_vain();
 
     // The first is intact again when the second is met.
-    world.line().damage(&[b"another damaged one"]);
+    fixture.line().damage(&[b"another damaged one"]);
     send_batch(&producer, &topic, 1, &[b"another damaged one"]);
     poll_for(&mut member, A_WHILE * 10);
-    world.line().damage(&[]);
+    fixture.line().damage(&[]);
     poll_until([&mut member], |[member]| member.read_count() == 4);
     assert_eq!(member.values(0), [b"before", DAMAGED, b"behind"]);
     assert_eq!(member.values(1), [b"another damaged one"]);
@@ -137,17 +137,17 @@ fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
 /// Its new owner reads again the records that the old one did not have committed.
 #[test]
 fn a_damaged_partition_that_was_given_up_and_comes_back_is_read_from_the_committed_offset() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     (0..2).for_each(|partition| send_three(&producer, &topic, partition));
-    world.line().damage(&[DAMAGED]);
-    let mut first = impatient(&world, &topic);
+    fixture.line().damage(&[DAMAGED]);
+    let mut first = impatient(&fixture, &topic);
     poll_until([&mut first], |[first]| first.read_count() == 2);
     first.poll_in_vain();
 
     first.share.next.clear();
-    let mut second = Member::new(&world, &topic, |_| {});
+    let mut second = Member::new(&fixture, &topic, |_| {});
     poll_until([&mut first, &mut second], |both| {
         both.iter().all(|member| member.held() == 1)
     });
@@ -163,19 +163,19 @@ fn a_damaged_partition_that_was_given_up_and_comes_back_is_read_from_the_committ
 
 #[test]
 fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damage_again() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_three(&producer, &topic, 0);
-    world.line().damage(&[DAMAGED]);
-    let mut member = Member::new(&world, &topic, |options| {
+    fixture.line().damage(&[DAMAGED]);
+    let mut member = Member::new(&fixture, &topic, |options| {
         options.damaged_again_after = LONG_SESSION;
     });
     poll_until([&mut member], |[member]| member.held() == 2);
     poll_until([&mut member], |[member]| member.read_count() == 1);
     member.poll_in_vain();
 
-    let connections = world.line().connections();
+    let connections = fixture.line().connections();
     for _ in 0..5 {
         member.consumer.hold(true).unwrap();
         member.poll(ALL, A_WHILE);
@@ -183,7 +183,7 @@ fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damag
         member.poll(ALL, A_WHILE * 5);
     }
     // Each search would open a connection of its own.
-    assert_eq!(world.line().connections(), connections);
+    assert_eq!(fixture.line().connections(), connections);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
     poll_until([&mut member], |[member]| member.values(1).len() == 1);
     assert_eq!(member.values(0), [b"before"]);
@@ -192,18 +192,18 @@ fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damag
 /// It is paused like a damaged one. The test sees that the stall was confirmed because the member
 /// does not read the record as soon as it is readable.
 #[test]
-fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn a_partition_that_stalls_without_an_error_is_paused_and_the_others_are_read() {
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_three(&producer, &topic, 0);
-    world.line().poison(Some(DAMAGED));
-    let mut member = Member::new(&world, &topic, |options| {
+    fixture.line().poison(Some(DAMAGED));
+    let mut member = Member::new(&fixture, &topic, |options| {
         options.damaged_again_after = LATER;
     });
     poll_until([&mut member], |[member]| member.read_count() == 1);
-    poll_until_stall_is_noticed(&world, &mut member);
-    world.line().poison(None);
+    poll_until_stall_is_noticed(&fixture, &mut member);
+    fixture.line().poison(None);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
     poll_until([&mut member], |[member]| member.values(1).len() == 1);
     member.poll_in_vain();
@@ -213,13 +213,13 @@ fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read
 }
 
 #[test]
-fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_on() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn a_record_undecodable_twice_goes_to_the_handler_and_reading_continues() {
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_three(&producer, &topic, 0);
-    world.line().poison(Some(DAMAGED));
-    let mut member = impatient(&world, &topic);
+    fixture.line().poison(Some(DAMAGED));
+    let mut member = impatient(&fixture, &topic);
     member.share.takes_undecodable = true;
     poll_until([&mut member], |[member]| member.values(0).len() == 2);
     assert_eq!(member.values(0), [b"before", &b"behind"[..]]);
@@ -227,9 +227,9 @@ fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_
 
     // The position that librdkafka forgot does no harm when another partition is damaged.
     send_batch(&producer, &topic, 1, &[b"another damaged one"]);
-    world.line().damage(&[b"another damaged one"]);
+    fixture.line().damage(&[b"another damaged one"]);
     poll_for(&mut member, SOON);
-    world.line().damage(&[]);
+    fixture.line().damage(&[]);
     send_batch(&producer, &topic, 0, &[b"later"]);
     poll_until([&mut member], |[member]| member.read_count() == 4);
     assert_eq!(member.values(0), [b"before", &b"behind"[..], b"later"]);
@@ -238,20 +238,20 @@ fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_
 /// No record behind it has been read when the client searches for damage elsewhere.
 #[test]
 fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_from_before() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[DAMAGED]);
-    world.line().poison(Some(DAMAGED));
-    let mut member = impatient(&world, &topic);
+    fixture.line().poison(Some(DAMAGED));
+    let mut member = impatient(&fixture, &topic);
     member.share.takes_undecodable = true;
     poll_until([&mut member], |[member]| {
         !member.share.undecodable.is_empty()
     });
     send_batch(&producer, &topic, 1, &[b"another damaged one"]);
-    world.line().damage(&[b"another damaged one"]);
+    fixture.line().damage(&[b"another damaged one"]);
     poll_for(&mut member, SOON);
-    world.line().damage(&[]);
+    fixture.line().damage(&[]);
     send_batch(&producer, &topic, 0, &[b"later"]);
     poll_until([&mut member], |[member]| member.read_count() == 2);
     assert_eq!(member.values(0), [b"later"]);
@@ -260,20 +260,20 @@ fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_fr
 
 /// No record was read before it: the group determines where to read the partition.
 #[test]
-fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
+fn a_partition_that_stalls_at_its_first_record_is_paused() {
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 2);
+    let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[DAMAGED]);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
-    world.line().poison(Some(DAMAGED));
-    let mut member = Member::new(&world, &topic, |options| {
+    fixture.line().poison(Some(DAMAGED));
+    let mut member = Member::new(&fixture, &topic, |options| {
         options.damaged_again_after = LATER;
     });
     // All its connections are open then.
     poll_until([&mut member], |[member]| member.read_count() == 1);
-    poll_until_stall_is_noticed(&world, &mut member);
-    world.line().poison(None);
+    poll_until_stall_is_noticed(&fixture, &mut member);
+    fixture.line().poison(None);
     member.poll_in_vain();
     poll_until([&mut member], |[member]| member.read_count() == 2);
     assert_eq!(member.values(0), [DAMAGED]);
@@ -327,11 +327,11 @@ impl Subscriber for Errors {
 
 /// Polls a member whose first record is undecodable until it has logged two errors. Returns them.
 fn errors_about_undecodable_records(takes_undecodable: bool) -> Vec<String> {
-    let world = World::embedded();
-    let topic = world.topic("t", 1);
-    send_batch(&world.producer(), &topic, 0, &[DAMAGED]);
-    world.line().poison(Some(DAMAGED));
-    let mut member = impatient(&world, &topic);
+    let fixture = Fixture::embedded();
+    let topic = fixture.topic("t", 1);
+    send_batch(&fixture.producer(), &topic, 0, &[DAMAGED]);
+    fixture.line().poison(Some(DAMAGED));
+    let mut member = impatient(&fixture, &topic);
     member.share.takes_undecodable = takes_undecodable;
     let errors = Errors::subscribed();
     poll_until([&mut member], |_| errors.lines().len() == 2);

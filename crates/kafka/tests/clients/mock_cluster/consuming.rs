@@ -12,7 +12,7 @@ use crate::raw::append;
 use crate::support::{ALL, BatchProducer, NOTHING, PATIENCE, read, read_to, send_batch, values};
 
 #[test]
-fn a_broker_that_goes_away_and_comes_back_is_waited_for() {
+fn the_client_waits_for_a_broker_that_stops_and_comes_back() {
     let (cluster, settings) = cluster("t", 1);
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, "t", 0, &[b"a"]);
@@ -33,7 +33,7 @@ fn a_broker_that_goes_away_and_comes_back_is_waited_for() {
 }
 
 #[test]
-fn the_end_of_a_partition_is_told_also_where_a_control_record_lies_there() {
+fn the_end_of_a_partition_is_reported_even_at_a_control_record() {
     let (_cluster, settings) = cluster("t", 1);
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, "t", 0, &[b"a", b"b"]);

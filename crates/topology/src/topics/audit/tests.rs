@@ -84,7 +84,7 @@ fn with_setting(topic: &str, key: &str, value: &str) -> Option<Finding> {
 }
 
 #[test]
-fn topics_as_they_are_made_are_as_they_must_be() {
+fn topics_with_their_required_settings_pass_the_audit() {
     for broker in [BrokerKind::Kafka, BrokerKind::Embedded] {
         for replication in [1, 2, 3, 5] {
             let mut topology = on_kafka();
@@ -97,7 +97,7 @@ fn topics_as_they_are_made_are_as_they_must_be() {
 }
 
 #[test]
-fn a_missing_topic_is_found_with_the_command_that_makes_it() {
+fn a_missing_topic_is_reported_with_the_command_that_creates_it() {
     let topology = on_kafka();
     let needed = all(&topology, BrokerKind::Kafka);
     let mut found = as_made(&needed);
@@ -115,7 +115,7 @@ fn a_missing_topic_is_found_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn another_number_of_partitions_names_what_mends_it() {
+fn a_wrong_number_of_partitions_is_reported_with_its_fix() {
     let steps = "waybill.courier.requests.v1";
     let doubled = |found: &mut Found| found.partitions.extend(found.partitions.clone());
     let less = |found: &mut Found| found.partitions.truncate(3);
@@ -127,7 +127,7 @@ fn another_number_of_partitions_names_what_mends_it() {
         (
             REQUESTS,
             &less,
-            ": `partitions` is what a new topic gets; set it to 3",
+            ": set `partitions` to 3: its value applies only to new topics",
         ),
         (
             steps,
@@ -137,8 +137,9 @@ fn another_number_of_partitions_names_what_mends_it() {
         (
             steps,
             &doubled,
-            ": delete the topic and create it again with 2 partitions: the step requests on it are repeated (or set \
-             `kafka.stepPartitions` to 4, if the topics of all agents have so many)",
+            ": delete the topic and create it again with 2 partitions: its step requests are \
+             repeated (or set `kafka.stepPartitions` to 4, if the topics of all agents have 4 \
+             partitions)",
         ),
     ];
     for (topic, change, fix) in found {
@@ -153,7 +154,7 @@ fn another_number_of_partitions_names_what_mends_it() {
 }
 
 #[test]
-fn each_setting_that_a_promise_rests_on_is_held_to_it() {
+fn each_setting_that_a_guarantee_depends_on_is_checked() {
     use Weight::{Harm, Warning};
     let day = 24 * 60 * 60 * 1000_u64;
     for (topic, key, bad, weight) in [
@@ -219,7 +220,7 @@ fn each_setting_that_a_promise_rests_on_is_held_to_it() {
 }
 
 #[test]
-fn what_mends_a_setting_sets_it_to_what_the_topic_would_be_made_with() {
+fn the_fix_of_a_setting_sets_the_value_of_a_new_topic() {
     let finding = with_setting(REQUESTS, "min.insync.replicas", "1").unwrap();
     assert_eq!(finding.expected, "2");
     assert_eq!(
@@ -244,18 +245,18 @@ fn lost_copies_and_leaders_are_found_with_their_partitions() {
         found.partitions[1].leader = None;
         found.partitions[3].in_sync.truncate(1);
     });
-    let told: Vec<_> = findings
+    let reported: Vec<_> = findings
         .iter()
         .map(|finding| (finding.key, finding.found.as_str(), finding.weight))
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("replication.factor", "2", Weight::Warning),
             ("leader", "none for partitions 1", Weight::Warning),
             (
                 "in-sync replicas",
-                "too few of partitions 3",
+                "incomplete for partitions 3",
                 Weight::Warning
             ),
         ]
@@ -263,7 +264,7 @@ fn lost_copies_and_leaders_are_found_with_their_partitions() {
 }
 
 #[test]
-fn settings_that_are_not_for_us_to_see_are_a_finding_of_their_own() {
+fn hidden_settings_are_a_finding_of_their_own() {
     let findings = findings(REQUESTS, |found| found.settings = None);
     let [finding] = &findings[..] else {
         panic!("{findings:?}")
@@ -294,11 +295,11 @@ fn the_embedded_broker_is_held_to_its_disk() {
         let settings = found.get_mut(topic).unwrap().settings.as_mut().unwrap();
         settings.insert(key.to_owned(), bad.to_owned());
         let findings = audit(&topology, BrokerKind::Embedded, &needed, &found);
-        let told: Vec<_> = findings
+        let reported: Vec<_> = findings
             .iter()
             .map(|finding| (finding.topic.as_str(), finding.key, finding.weight))
             .collect();
-        assert_eq!(told, [(topic, key, weight)]);
+        assert_eq!(reported, [(topic, key, weight)]);
     }
 }
 
@@ -350,7 +351,7 @@ fn on_the_embedded_broker_all_that_the_checkpoint_relies_on_is_synced() {
 }
 
 #[test]
-fn dead_letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
+fn a_dead_letter_topic_needs_at_least_as_many_partitions_as_its_source() {
     let mut topology = on_kafka();
     topology.kafka.step_partitions = 8;
     let needed = all(&topology, BrokerKind::Kafka);
@@ -374,7 +375,7 @@ fn dead_letters_need_a_place_for_each_partition_of_their_source_and_may_have_mor
 }
 
 #[test]
-fn more_copies_than_are_configured_are_no_reason_to_wait_for_fewer() {
+fn more_replicas_and_in_sync_replicas_than_configured_are_accepted() {
     let mut topology = on_kafka();
     topology.kafka.replication_factor = 1;
     let needed = all(&topology, BrokerKind::Kafka);
@@ -430,7 +431,7 @@ fn two_partitions_can_become_sixty_four_below_the_default_bounds() {
 }
 
 #[test]
-fn a_dead_letter_topic_takes_whatever_its_source_takes() {
+fn a_dead_letter_topic_accepts_records_as_large_as_its_source() {
     let topology = on_kafka();
     for broker in [BrokerKind::Kafka, BrokerKind::Embedded] {
         let needed = all(&topology, broker);

@@ -58,7 +58,8 @@ async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends(
     is_woken(&setup).await;
     let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     let matching = log.lines().filter(|line| {
-        line.contains("waking an operation that nothing would have woken") && line.contains(&id)
+        line.contains("audit found a live operation that nothing would resume")
+            && line.contains(&id)
     });
     assert!(matching.count() > 0, "{log}");
     // The stopped agent reads the request again after its process restarts.

@@ -17,7 +17,7 @@ use crate::line::Line;
 use crate::support::{BatchProducer, OneProducer, PATIENCE};
 
 /// A broker for one test.
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) settings: KafkaSettings,
     pub(crate) admin: Admin,
     pub(crate) runtime: Runtime,
@@ -34,7 +34,7 @@ struct Embedded {
     dir: tempfile::TempDir,
 }
 
-impl World {
+impl Fixture {
     pub(crate) fn embedded() -> Self {
         Self::embedded_with(|_| {})
     }
@@ -212,7 +212,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         match self.embedded.take() {
             Some(embedded) => {
