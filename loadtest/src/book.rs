@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use waybill_engine::{OperationId, ProcessState};
 
-use super::tally::{IdHasher, Tally};
+use crate::tally::{IdHasher, Tally};
 use crate::scenario::kind::{Drawn, Kind};
 
 /// The initial capacity for accepted operations. Above it, the map grows, which blocks everything

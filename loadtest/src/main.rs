@@ -20,6 +20,7 @@ mod report;
 mod scenario;
 mod schedulers;
 mod suite;
+mod tally;
 mod verdict;
 mod watch;
 

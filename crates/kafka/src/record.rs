@@ -7,6 +7,7 @@ use rdkafka::message::BorrowedMessage;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::native;
+use crate::partition::partition_id;
 
 /// A record header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,4 +3,3 @@
 pub mod processes;
 pub mod sampler;
 pub mod status;
-pub mod tally;
