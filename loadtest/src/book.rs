@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use waybill_engine::{OperationId, ProcessState};
 
-use crate::tally::{IdHasher, Tally};
 use crate::scenario::kind::{Drawn, Kind};
+use crate::tally::{IdHasher, Tally};
 
 /// The initial capacity for accepted operations. Above it, the map grows, which blocks everything
 /// for a second or more.

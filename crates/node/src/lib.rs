@@ -16,6 +16,7 @@ pub mod data_dir;
 pub mod disk;
 pub mod exposure;
 pub mod instrumented_store;
+pub mod log_filter;
 pub mod open_files;
 mod role;
 pub mod shutdown;

@@ -20,8 +20,9 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use tokio_util::sync::CancellationToken;
 use waybill_telemetry::{Declared, Metric, VERSION};
 
-pub use self::log::{Log, LogFilter, LogFilterError};
+pub use self::log::Log;
 use crate::config::TelemetryConfig;
+use crate::log_filter::LogFilterError;
 pub use waybill_telemetry::process::METRICS as PROCESS_METRICS;
 
 const BUILD_INFO: Metric<Gauge, 1> = Metric::new(

@@ -9,10 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::setup::PATIENCE;
-
-/// The time for a process to announce its listeners. Generous, because it limits only failures.
-const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(120);
+/// The time limit of all waits. Generous, because it limits only failures.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// The number of log lines in a failure message.
 const LOG_LINES_SHOWN: usize = 60;
 
@@ -46,7 +44,7 @@ impl Process {
             }
         });
         let mut addresses = HashMap::new();
-        let deadline = Instant::now() + ANNOUNCE_PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         while announces.iter().any(|name| !addresses.contains_key(*name)) {
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok(line) = lines.recv_timeout(left) else {

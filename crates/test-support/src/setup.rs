@@ -1,7 +1,8 @@
 //! Runs the program as processes, and uses them from outside as a user would.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -10,15 +11,28 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use uuid::Uuid;
 
+pub use crate::process::PATIENCE;
 use crate::process::{Process, log_tail};
 use crate::servers::Servers;
 
-/// The time limit of all waits. Generous, because it limits only failures.
-pub const PATIENCE: Duration = Duration::from_secs(120);
-
 /// Metrics by name, each with its kind and its labels.
 pub type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
+
+/// A free address on loopback that a process can listen on again after a restart. Its port is not
+/// one of those that the system gives to outgoing connections, which might take it meanwhile.
+fn free_address() -> SocketAddr {
+    const PORTS: Range<u16> = 15_000..32_000;
+    loop {
+        let drawn = Uuid::new_v4().as_u128() % u128::from(PORTS.end - PORTS.start);
+        let port = PORTS.start + u16::try_from(drawn).expect("it is below the end of the range");
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+}
 
 /// One setup: a data directory, a configuration, and the addresses that its first process got.
 pub struct Setup {
@@ -143,11 +157,9 @@ impl Setup {
         }
         for (name, flag) in LISTENERS {
             if announces.contains(name) {
-                let address = self
-                    .addresses
-                    .get(*name)
-                    .map_or("127.0.0.1:0".to_owned(), |address| address.to_string());
-                command.arg(flag).arg(address);
+                let address = self.addresses.get(*name).copied();
+                let address = address.unwrap_or_else(free_address);
+                command.arg(flag).arg(address.to_string());
             }
         }
         Process::start(command, announces, &self.path("log.txt"))

@@ -10,7 +10,7 @@ use waybill_http::problem::{FieldProblem, Problem};
 use waybill_telemetry::chain;
 
 use super::{Admin, only_field, unread};
-use crate::telemetry::{LogFilter, LogFilterError};
+use crate::log_filter::{LogFilter, LogFilterError};
 
 /// The only field of the body.
 const FILTER: &str = "filter";

@@ -17,7 +17,7 @@ use waybill_topology::PARTITIONS_MAX;
 use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
 
 use super::Config;
-use crate::telemetry::LogFilter;
+use crate::log_filter::LogFilter;
 
 /// A lease is at least this many margins long, so that an owner has time to act between the end
 /// of its margin and the next renewal.
