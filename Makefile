@@ -3,7 +3,8 @@
 # three brokers of which one after the other is killed, and `make test-upgrades` the ones that mix this version with an
 # earlier one, which it builds; `make kafka`, `make cassandra`
 # and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
-# every role on them. `make loadtest` measures everything that there are goals for: docs/loadtest.md.
+# every role on them. `make loadtest` measures everything that there are goals for: docs/loadtest.md. `make docs` builds the
+# pages of docs/ as a book in target/book, and checks its links.
 
 # Ports of `make kafka`, `make cassandra` and `make cluster`, and where they keep their data; without
 # SERVERS_DIR it is gone when they are stopped.
@@ -13,7 +14,7 @@ SERVERS_DIR ?=
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers test-upgrades loadtest build kafka cassandra cluster run-cluster
+.PHONY: run test test-full test-brokers test-upgrades loadtest docs build kafka cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -40,6 +41,9 @@ loadtest:
 	.ci/setup
 	cargo build --release --locked -p waybill -p waybill-loadtest
 	target/release/waybill-loadtest suite --out target/loadtest
+
+docs:
+	.ci/book
 
 build:
 	.ci/setup

@@ -57,6 +57,25 @@ fn every_test_that_the_guarantees_and_the_threats_name_is_there() {
     }
 }
 
+/// The pages of `docs/`, as paths relative to it.
+fn pages_of_docs() -> BTreeSet<String> {
+    let mut pages = BTreeSet::new();
+    for directory in ["", "runbooks/"] {
+        let files = std::fs::read_dir(root().join("docs").join(directory)).expect("it is there");
+        let names = files.map(|file| file.expect("it can be read").file_name());
+        let names = names.map(|name| name.into_string().expect("a page has a plain name"));
+        let pages_here = names.filter(|name| name.ends_with(".md"));
+        pages.extend(pages_here.map(|name| format!("{directory}{name}")));
+    }
+    pages
+}
+
+/// The targets of the links of a page.
+fn links_in(page: &str) -> impl Iterator<Item = &str> {
+    let behind = page.split("](").skip(1);
+    behind.filter_map(|rest| rest.split(')').next())
+}
+
 #[test]
 fn links_between_the_documents_lead_somewhere() {
     let at_the_top = [
@@ -66,18 +85,15 @@ fn links_between_the_documents_lead_somewhere() {
         "CONTRIBUTING.md",
     ];
     let mut pages: Vec<PathBuf> = at_the_top.map(|page| root().join(page)).to_vec();
-    for directory in ["docs", "docs/runbooks"] {
-        let files = std::fs::read_dir(root().join(directory)).expect("it is there");
-        let files = files.map(|file| file.expect("it can be read").path());
-        pages.extend(files.filter(|path| path.extension().is_some_and(|it| it == "md")));
-    }
+    pages.extend(
+        pages_of_docs()
+            .iter()
+            .map(|page| root().join("docs").join(page)),
+    );
     let mut dead = Vec::new();
     for page in pages {
         let text = std::fs::read_to_string(&page).expect("a page can be read");
-        let links = text
-            .split("](")
-            .skip(1)
-            .filter_map(|rest| rest.split(')').next());
+        let links = links_in(&text);
         for link in links.filter(|link| !link.contains("://") && !link.starts_with('#')) {
             let file = link.split('#').next().unwrap_or_default();
             if !page.with_file_name(file).exists() {
@@ -86,4 +102,19 @@ fn links_between_the_documents_lead_somewhere() {
         }
     }
     assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn the_summary_of_the_book_lists_every_page_once() {
+    const SUMMARY: &str = "SUMMARY.md";
+    let text = std::fs::read_to_string(root().join("docs").join(SUMMARY)).expect("it is there");
+    let mut listed: Vec<&str> = links_in(&text).collect();
+    listed.sort_unstable();
+    let mut pages = pages_of_docs();
+    pages.remove(SUMMARY);
+    let pages: Vec<&str> = pages.iter().map(String::as_str).collect();
+    assert_eq!(
+        listed, pages,
+        "docs/SUMMARY.md is not the list of all pages"
+    );
 }
