@@ -4,7 +4,7 @@
 //!              Skip                        Succeeded
 //! NotStarted ────────▶ Skipped    Running ───────────▶ Completed
 //!     │ ▲                          ▲ │ ▲
-//!     │ │ NotAttempted             │ │ │ Retry, Renew
+//!     │ │ NotAttempted             │ │ │ Retry
 //!     │ └──────────────────────────┼─┤ └──────────────┐
 //!     └────────────────────────────┘ │                │
 //!        Start, Retry                ├─▶ Failed ──────┤   FailedTransiently, FailedPermanently
@@ -20,7 +20,8 @@
 //! A step in `Compensating` waits for its turn (neither `complete_by` nor `retry_at`), has an
 //! attempt in progress (`complete_by`), or waits for a retry (`retry_at`). If its service may
 //! perform the step after an undo, an undo that was requested before all attempts had settled
-//! leaves the step in `Compensating`: the undo is confirmed once they have.
+//! leaves the step in `Compensating`: the undo is confirmed once they have. `Renew` makes a step
+//! that has failed for good due for `Retry`.
 //!
 //! What must hold: an attempt's number never falls, and grows with every attempt, whatever its
 //! action. A skipped step never changes again, and a completed step is only ever undone. A step
