@@ -140,7 +140,7 @@ mod tests {
             }
         };
         let said = answer(|| panic!("a row"));
-        assert_eq!(said, "the task layout panicked: a row");
+        assert_eq!(said, "task layout panicked: a row");
         let said = answer(|| panic!("row {}", 7));
         assert_eq!(said, "the task layout panicked: row 7");
     }

@@ -260,7 +260,7 @@ fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() 
         // Enough for the topics of operations, but not for those of the agents.
         (
             "partitionsMax: 79",
-            "broker.partitionsMax is 79, and must be at least 80, which ",
+            "broker.partitionsMax is 79, and must be at least 80, the partitions of ",
         ),
     ] {
         std::fs::write(&file, format!("broker: {{{broker}}}\n")).unwrap();

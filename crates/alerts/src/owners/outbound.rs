@@ -246,8 +246,8 @@ mod tests {
     fn what_cannot_work_is_refused_by_key() {
         type Change = fn(&mut OwnerEmailConfig);
         let cases: [(&str, Change); 4] = [
-            ("from holds", |c| c.from = "nobody".to_owned()),
-            ("host must not", |c| c.host.clear()),
+            ("from contains", |c| c.from = "nobody".to_owned()),
+            ("host must not be empty", |c| c.host.clear()),
             ("subject has the unknown placeholder", |c| {
                 c.subject = Some("{{alert.kind}}".to_owned());
             }),

@@ -78,7 +78,10 @@ fn an_invalid_definition_is_refused_with_its_place() {
     };
     let cases: Vec<(Vec<StepDefinition>, &str)> = vec![
         (vec![], "workflow \"order\" has no steps"),
-        (many, "workflow \"order\" has 65 steps; 64 are allowed"),
+        (
+            many,
+            "workflow \"order\" has 65 steps; at most 64 are allowed",
+        ),
         (
             vec![step("A")],
             "steps.name \"A\" must be 1 to 64 of a-z, 0-9 and -",
@@ -300,11 +303,11 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_its_fix() {
         ),
         (
             vec![undone_with("pay", &["ship.id"]), step("ship")],
-            "compensation.needs \"ship.id\"",
+            "compensation.needs has \"ship.id\"",
         ),
         (
             vec![undone_with("pay", &["receipt"])],
-            "compensation.needs \"receipt\"",
+            "compensation.needs has \"receipt\"",
         ),
         (
             vec![StepDefinition {

@@ -116,9 +116,9 @@ mod tests {
         assert_eq!(check(good.clone()), Ok(()));
         assert_eq!(check(JwtConfig::default()), Ok(()));
         let cases: [(&str, Change); 6] = [
-            ("auth.jwt.issuer is needed", |jwt| jwt.issuer = None),
-            ("auth.jwt.audience is needed", |jwt| jwt.audience = None),
-            ("auth.jwt.audience is needed", |jwt| {
+            ("auth.jwt.issuer is required", |jwt| jwt.issuer = None),
+            ("auth.jwt.audience is required", |jwt| jwt.audience = None),
+            ("auth.jwt.audience is required", |jwt| {
                 jwt.audience = Some(String::new())
             }),
             ("auth.jwt.issuer and", |jwt| jwt.jwks_file = None),

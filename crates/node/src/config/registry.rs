@@ -154,9 +154,12 @@ mod tests {
             ("schemaRegistry.user", |c| {
                 c.password = Some("sesame".into());
             }),
-            ("schemaRegistry is invalid: there is no certificate", |c| {
-                c.ca_pem = Some(String::new());
-            }),
+            (
+                "schemaRegistry is invalid: the trusted certificates contain no certificate",
+                |c| {
+                    c.ca_pem = Some(String::new());
+                },
+            ),
         ];
         for (expected, change) in cases {
             let mut config = config();

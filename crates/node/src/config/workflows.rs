@@ -176,7 +176,7 @@ steps:
         let cases = [
             (
                 OTHER.replace("agent: walker\n    after", "agnet: walker\n    after"),
-                ":9:5: the key steps.agnet",
+                ":9:5: unknown key steps.agnet",
             ),
             (OTHER.replace("2s", "2"), ":7:14: "),
             (OTHER.replace("[go]", "[fly]"), ":8: invalid workflow: "),

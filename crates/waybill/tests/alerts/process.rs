@@ -252,7 +252,7 @@ async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown
     setup.ready().await;
     let last = setup.deliver(&with_owner("last")).await;
     setup.all_reach(&[last], "Processed").await;
-    let is_last = |mail: &crate::smtp::Mail| mail.text.contains("last is done");
+    let is_last = |mail: &crate::smtp::Mail| mail.text.contains("last is complete");
     let mut seen = 2;
     let all = loop {
         let all = mails(&setup, &mail, seen + 1).await;

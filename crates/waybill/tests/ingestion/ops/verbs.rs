@@ -319,7 +319,7 @@ async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
     assert_eq!(problem["code"], "resubmitted-before");
     assert_eq!(problem["id"], new.to_string());
     let expected = format!(
-        "Cannot resubmit {old}: kim resubmitted it as {new} at 1970-01-01T00:00:05Z. To run it once more, resubmit \
+        "Cannot resubmit {old}: kim already resubmitted it as {new} at 1970-01-01T00:00:05Z. To run it once more, resubmit \
          {new}."
     );
     assert_eq!(problem["detail"], expected);
