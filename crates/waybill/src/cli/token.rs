@@ -124,7 +124,7 @@ mod tests {
                 "a",
                 &[Scope::Admin],
                 "acme",
-                "--scopes and --agents: the scope admin",
+                "--scopes and --agents: a token with the scope admin",
             ),
         ] {
             let error = entry(name, scopes, tenant).unwrap_err();
