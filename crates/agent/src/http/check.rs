@@ -160,8 +160,9 @@ impl Fit<'_> {
             Action::Compensate => (
                 format!("{of_step}.compensate"),
                 "is missing, but the agent must undo the step; add the request, or declare in the \
-                 workflow that an operator undoes the step (`compensation: { manual: true }`) or \
-                 that there is nothing to undo (`kind: pure`)",
+                 workflow that an operator undoes the step (`compensation: { manual: true }`), that \
+                 it cannot be undone (`kind: irreversible`), or that there is nothing to undo \
+                 (`kind: pure`)",
             ),
             Action::Probe => (
                 format!("{of_step}.probe"),
