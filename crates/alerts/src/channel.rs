@@ -1,10 +1,11 @@
-//! The channels to a receiver, and the outcomes of an attempt.
+//! The channels to a receiver.
 
 use std::time::Duration;
 
 use super::ReceiverError;
 use super::alert::Message;
 use super::email::{Email, EmailDelivery};
+use super::failure::Failure;
 use super::webhook::{Call, Webhook};
 use crate::config::ReceiverConfig;
 
@@ -53,30 +54,6 @@ impl Attempt for Delivery<'_> {
         match self {
             Self::Call(call) => call.attempt().await,
             Self::Email(email) => email.attempt().await,
-        }
-    }
-}
-
-/// Why an attempt failed. The causes contain no secret.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Failure {
-    /// Temporary: another attempt may succeed.
-    Passing {
-        cause: String,
-        /// How long the receiver asks to wait.
-        retry_after: Option<Duration>,
-    },
-    /// The receiver will never accept this message.
-    Refused { cause: String },
-    /// The receiver does not want any more messages.
-    Gone,
-}
-
-impl Failure {
-    pub(super) fn passing(cause: impl Into<String>) -> Self {
-        Self::Passing {
-            cause: cause.into(),
-            retry_after: None,
         }
     }
 }

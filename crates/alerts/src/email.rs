@@ -24,7 +24,7 @@ use waybill_telemetry::chain;
 
 use super::ReceiverError;
 use super::alert::{AlertError, Message, clip};
-use super::channel::Failure;
+use super::failure::Failure;
 use super::trust::read_certificates;
 use crate::config::{EmailConfig, EmailTls};
 

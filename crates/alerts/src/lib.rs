@@ -28,6 +28,7 @@ mod channel;
 mod config;
 mod contact;
 mod email;
+mod failure;
 mod follow;
 mod metrics;
 mod notifier;

@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::alert::Message;
-use super::channel::{Attempt, Channel, Failure};
+use super::channel::{Attempt, Channel};
+use super::failure::Failure;
 use super::notifier::Undeliverable;
 use crate::config::AlertsConfig;
 

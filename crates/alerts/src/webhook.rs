@@ -25,7 +25,7 @@ use waybill_telemetry::chain;
 
 use super::ReceiverError;
 use super::alert::{Alert, Message};
-use super::channel::Failure;
+use super::failure::Failure;
 use super::template::{Escape, Fill, Template};
 use super::trust::read_certificates;
 use crate::config::WebhookConfig;

@@ -14,9 +14,10 @@ use waybill_telemetry::visible::on_one_line;
 use super::message::OwnerMessage;
 use crate::ReceiverError;
 use crate::alert::clip;
-use crate::channel::{Attempt, Failure};
+use crate::channel::Attempt;
 use crate::config::{OwnerEmailConfig, WebhookConfig};
 use crate::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_email};
+use crate::failure::Failure;
 use crate::template::{Escape, Template};
 use crate::webhook::{Call, Endpoint, template_of};
 
