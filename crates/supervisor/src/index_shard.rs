@@ -16,7 +16,8 @@ use super::ask::{AskError, Asker};
 use super::audit::{Audit, Auditor};
 use super::lease::IndexShardLease;
 use super::metrics::SupervisorMetrics;
-use super::parked::{Parked, Turn, Waits};
+use super::parked::{Parked, Turn};
+use super::parked_stats::ParkedStats;
 use super::reroute::Rerouter;
 use super::sweep::Sweep;
 
@@ -75,7 +76,7 @@ impl IndexShard {
             // The new owner of the index shard now reports its lag and its parked operations.
             self.metrics.behind(self.index_shard, Duration::ZERO);
             self.metrics
-                .parked(self.index_shard, wall_clock(), |_| Waits::default());
+                .parked(self.index_shard, wall_clock(), |_| ParkedStats::default());
             self.metrics.unwoken(self.index_shard, 0);
             if let Err(error) = ended {
                 self.metrics.failed_passes.increment(1);

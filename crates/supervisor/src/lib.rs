@@ -28,6 +28,7 @@ mod index_shard;
 mod lease;
 mod metrics;
 mod parked;
+mod parked_stats;
 mod reroute;
 mod sweep;
 

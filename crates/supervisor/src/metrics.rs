@@ -8,7 +8,7 @@ use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{PartitionId, ProcessState, Recovery, Timestamp};
 use waybill_telemetry::{Declared, Metric};
 
-use super::parked::Waits;
+use super::parked_stats::ParkedStats;
 
 const RECOVERIES: Metric<Counter, 1> = Metric::new(
     "waybill_supervisor_recoveries_total",
@@ -180,13 +180,13 @@ impl SupervisorMetrics {
         &self,
         index_shard: PartitionId,
         now: Timestamp,
-        waits: impl Fn(ProcessState) -> Waits,
+        stats: impl Fn(ProcessState) -> ParkedStats,
     ) {
         self.of(index_shard, |gauges| {
             for (state, gauges) in PARKED_STATES.into_iter().zip(&gauges.parked) {
-                let waits = waits(state);
-                let age = waits.oldest.map_or(Duration::ZERO, |at| now.since(at));
-                gauges.count.set(waits.count as f64);
+                let stats = stats(state);
+                let age = stats.oldest.map_or(Duration::ZERO, |at| now.since(at));
+                gauges.count.set(stats.count as f64);
                 gauges.oldest_age.set(age.as_secs_f64());
             }
         });

@@ -32,6 +32,7 @@ use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder, RowRead, St
 use waybill_topology::partition_map::PartitionMap;
 
 use super::metrics::SupervisorMetrics;
+use super::parked_stats::ParkedStats;
 
 /// Maximum number of parked operations of one state that are counted in an index shard.
 const COUNTED_MAX: usize = 10_000;
@@ -72,13 +73,6 @@ pub(super) struct Parked {
 struct Waiting {
     state: ProcessState,
     since: Timestamp,
-}
-
-/// How many operations of one state are parked, and since when the oldest is.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Waits {
-    pub(super) count: usize,
-    pub(super) oldest: Option<Timestamp>,
 }
 
 impl Parked {
@@ -124,14 +118,14 @@ impl Parked {
     /// Updates the gauges.
     fn show(&self) {
         self.metrics
-            .parked(self.index_shard, wall_clock(), |state| self.waits(state));
+            .parked(self.index_shard, wall_clock(), |state| self.stats(state));
     }
 
-    fn waits(&self, state: ProcessState) -> Waits {
+    fn stats(&self, state: ProcessState) -> ParkedStats {
         let of_state = self.known.values().filter(|known| known.state == state);
-        of_state.fold(Waits::default(), |waits, known| Waits {
-            count: waits.count + 1,
-            oldest: Some(waits.oldest.map_or(known.since, |at| at.min(known.since))),
+        of_state.fold(ParkedStats::default(), |stats, known| ParkedStats {
+            count: stats.count + 1,
+            oldest: Some(stats.oldest.map_or(known.since, |at| at.min(known.since))),
         })
     }
 

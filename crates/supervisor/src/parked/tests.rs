@@ -88,8 +88,8 @@ impl Fixture {
     async fn counted(&mut self, second: i64) -> [(usize, Option<Timestamp>); 2] {
         self.parked.refresh(at(second)).await.unwrap();
         [ProcessState::Error, ProcessState::CompensationFailed].map(|state| {
-            let waits = self.parked.waits(state);
-            (waits.count, waits.oldest)
+            let stats = self.parked.stats(state);
+            (stats.count, stats.oldest)
         })
     }
 }
