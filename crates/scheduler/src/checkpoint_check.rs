@@ -16,27 +16,16 @@
 
 use std::fmt;
 
-use waybill_engine::{ByPriority, Offset, Priority, ShardHandover, Source, TopicOffsets};
+use waybill_engine::{ByPriority, Offset, Priority, Source, TopicOffsets};
 use waybill_kafka::TopicId;
 use waybill_kafka::UNDECODABLE;
 use waybill_store::Lease;
 
-use super::input::LogEnds;
+use super::log_offsets::{LogEnds, StartOffsets};
 
 /// The topics whose records must all be read. Replies are exempt: the running steps of live
 /// operations are requested again.
 const READ_WHOLE: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
-
-/// Where the consumers start.
-#[derive(Clone, Debug)]
-pub(super) struct StartOffsets {
-    /// The first record of each topic to apply.
-    pub at: TopicOffsets,
-    /// The record below the first request of each priority, with its expected fingerprint.
-    pub verify: ByPriority<Option<(Offset, u64)>>,
-    /// The records beyond these offsets that the shard's predecessors have done.
-    pub handover: ShardHandover,
-}
 
 /// A log that does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -22,14 +22,15 @@ use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, Write
 use waybill_telemetry::chain;
 use waybill_telemetry::trace::OpenSpan;
 
-use super::dispatcher::{Asker, Dispatcher, Settled};
+use super::dispatcher::{Dispatcher, Settled};
 use super::index;
-use super::input::{CommitNumber, Generation, Input, Inputs};
+use super::input::{Asker, CommitNumber, Generation, Input, Inputs};
 use super::linger::GroupCommitLinger;
 use super::metrics::{CommitMetrics, STUCK};
 use super::partition::{Slot, SlotState};
 use super::spans;
-use super::tasks::{self, Task, TaskError};
+use super::task::{Task, TaskError};
+use super::tasks;
 use super::unreadable::UnreadableRows;
 
 /// Maximum sleep of the loop while messages are unacknowledged. Acknowledgements move checkpoints

@@ -23,12 +23,13 @@ use waybill_store::Checkpoint;
 
 pub(super) use self::ends::EndsReader;
 use self::poller::{Order, Poller};
-use super::checkpoint_check::StartOffsets;
 use super::credit::Credit;
 use super::decode::Decoder;
-use super::input::{Generation, Input, Inputs, LogEnds};
+use super::input::{Generation, Input, Inputs};
+use super::log_offsets::{LogEnds, StartOffsets};
 use super::nonces::Nonces;
-use super::tasks::{Panicked, Task};
+use super::task::Task;
+use super::tasks::report_panic;
 
 /// Maximum time that a fetch waits for records. librdkafka includes a newly added partition only in
 /// its next fetch.
@@ -223,7 +224,7 @@ impl PolledConsumer {
                 let polling = AssertUnwindSafe(|| poller.run(&inbox));
                 if let Err(payload) = std::panic::catch_unwind(polling) {
                     // The send fails only after the loop has ended.
-                    let _ = panics.send(Input::Panicked(Panicked::of(Task::Consume, &*payload)));
+                    let _ = panics.send(Input::Panicked(report_panic(Task::Consume, &*payload)));
                 }
             })?;
         Ok(Self {

@@ -25,7 +25,7 @@ use waybill_telemetry::chain;
 
 use self::refused::RefusedSteps;
 use super::SchedulerSettings;
-use super::input::{Generation, Input, Inputs};
+use super::input::{Asker, Input, Inputs};
 use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
@@ -39,15 +39,6 @@ const UNSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
 const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a graceful shutdown waits for acknowledgements.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
-
-/// The shard that sends requests to an agent of this process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
-    pub shard: ShardId,
-    pub generation: Generation,
-    /// The partition that the shard reads.
-    pub partition: PartitionId,
-}
 
 /// All messages that were sent under a number are acknowledged, or one failed for good.
 #[derive(Debug)]

@@ -14,7 +14,8 @@ use waybill_store::{Layout, LayoutGeneration, Store};
 use waybill_topology::shards;
 
 use super::consumers::EndsReader;
-use super::input::{AcquireError, LogEnds};
+use super::lease::AcquireError;
+use super::log_offsets::LogEnds;
 
 /// What the first owner of a partition needs to know about its logs.
 #[derive(Clone)]

@@ -3,16 +3,13 @@
 use std::sync::{Arc, mpsc};
 
 use tokio::sync::oneshot;
-use waybill_engine::{
-    ByPriority, Event, Offset, OperationId, ShardId, Source, StepReply, TopicOffsets,
-};
-use waybill_kafka::TopicId;
-use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
+use waybill_engine::{Event, Offset, OperationId, PartitionId, ShardId, Source, StepReply};
+use waybill_store::{Checkpoint, Layout, RowRead, Written};
 
 use super::credit::Amount;
-use super::dispatcher::Asker;
-use super::ownership::{HeldLease, Renewal};
-use super::tasks::{Panicked, TaskError};
+use super::lease::{AcquireError, HeldLease, Renewal};
+use super::log_offsets::LogEnds;
+use super::task::{Panicked, TaskError};
 use crate::control::ControlError;
 
 /// One assignment of one shard to the consumers. Records that were read under an older one are
@@ -51,15 +48,13 @@ pub(super) struct Arrived {
     pub event: Event,
 }
 
-/// The bounds of a partition's logs when its lease was taken.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LogEnds {
-    /// The first offset of each topic.
-    pub first: TopicOffsets,
-    /// The next offset of each topic.
-    pub next: TopicOffsets,
-    /// The IDs of the request topics; `None` if the broker does not report them.
-    pub topics: ByPriority<Option<TopicId>>,
+/// The shard that sends requests to an agent of this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub shard: ShardId,
+    pub generation: Generation,
+    /// The partition that the shard reads.
+    pub partition: PartitionId,
 }
 
 /// An input of the loop.
@@ -164,33 +159,6 @@ impl std::fmt::Display for LostCause {
             Self::Client(cause) => write!(f, "the Kafka client failed: {cause}"),
         }
     }
-}
-
-/// Why a lease could not be acquired.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum AcquireError {
-    /// The store failed.
-    #[error("cannot take the lease")]
-    Store(#[from] StoreError),
-    /// The shard has run before according to its log, but the store has no record of it.
-    #[error(
-        "the state store has no record of this partition, but {sign}: check that this is the right \
-         store (keyspace, data directory) and that no accepted request is missing from the log; to \
-         start with the records that the log still has, set scheduler.startWithoutState: true"
-    )]
-    StateElsewhere {
-        /// The sign.
-        sign: String,
-    },
-    /// The layout has changed since.
-    #[error("the shard layout changed")]
-    LayoutChanged,
-    /// The broker did not report where the log begins and ends.
-    #[error("cannot read the ends of the log: {0}")]
-    Broker(String),
-    /// The task that acquired it panicked.
-    #[error(transparent)]
-    Panicked(#[from] Panicked),
 }
 
 /// The sending side of the loop's channel. It never blocks. Its length is bounded by the consumers'

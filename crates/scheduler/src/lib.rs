@@ -3,12 +3,12 @@
 //!
 //! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process.
 //! Three more poll the consumers (`consumers`). One producer and one group commit (`commit`) serve
-//! all shards, so that cost does not grow with the number of partitions. `upkeep` acquires and
-//! renews the leases, which carry the checkpoints, by the rules of `ownership`. Recoveries from the
-//! supervisor wake operations that were handed off.
+//! all shards, so that cost does not grow with the number of partitions. The loop acquires leases by
+//! the rules of `ownership` and renews them (`lease`); a renewal also stores the checkpoint.
+//! Recoveries from the supervisor wake operations that were handed off.
 //!
 //! The invariants are documented with the code that keeps them: rows before messages in `commit`,
-//! no action after the lease has ended in `ownership`, no read beyond the room in `credit`.
+//! no action after the lease has ended in `lease`, no read beyond the room in `credit`.
 
 mod admission;
 mod checkpoint_check;
@@ -23,17 +23,19 @@ mod foreign_state;
 mod index;
 mod input;
 mod lag;
+mod lease;
 mod linger;
+mod log_offsets;
 pub mod metrics;
 mod nonces;
+mod own;
 mod ownership;
 mod partition;
-mod repartition;
 mod scheduler_loop;
 mod spans;
+mod task;
 mod tasks;
 mod unreadable;
-mod upkeep;
 mod view;
 
 use std::collections::BTreeMap;
@@ -59,16 +61,16 @@ use self::commit::Commits;
 
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
+pub use self::own::Own;
 pub use self::ownership::begin_index;
-pub use self::repartition::Own;
 
 use self::consumers::Consumers;
 use self::control::{ControlError, SchedulerControl, SchedulerView};
 use self::credit::Amount;
 use self::dispatcher::Dispatcher;
 use self::input::{Input, Inputs};
+use self::lease::LeaseTerms;
 use self::nonces::Nonces;
-use self::ownership::LeaseTerms;
 use self::partition::Slot;
 use self::scheduler_loop::SchedulerLoop;
 use self::unreadable::UnreadableRows;

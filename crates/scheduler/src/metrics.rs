@@ -10,7 +10,7 @@ use waybill_engine::{
 use waybill_telemetry::{Declared, Kind, Metric};
 
 use super::lag::Lag;
-use super::tasks::Task;
+use super::task::Task;
 use crate::control::{HeldView, SchedulerView};
 
 const COMMIT_DURATION: Metric<Histogram> = Metric::new(

@@ -16,7 +16,7 @@ use waybill_store::{Checkpoint, Layout};
 use super::SchedulerSettings;
 use super::checkpoint_check::CheckpointMismatch;
 use super::input::Generation;
-use super::ownership::HeldLease;
+use super::lease::HeldLease;
 use crate::control::ControlError;
 
 /// How long a shard counts as blocked after a refused step request. It exceeds the engine's wait

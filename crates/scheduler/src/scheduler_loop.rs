@@ -15,6 +15,9 @@
 //! * the loop never blocks on the store, on a lease or on a consumer. On a full producer queue it
 //!   waits for at most a second per shard, and then restarts the shard.
 
+mod repartition;
+mod upkeep;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -34,13 +37,12 @@ use super::clock::{Clock, Standstill};
 use super::commit::Commits;
 use super::consumers::Consumers;
 use super::credit::{Amount, room_beside};
-use super::dispatcher::Asker;
-use super::input::{Arrived, Generation, Input, Inputs};
+use super::input::{Arrived, Asker, Generation, Input, Inputs};
 use super::metrics::STUCK;
 use super::partition::{Owned, Slot, SlotState};
-use super::tasks::{self, Task, TaskError};
+use super::task::{Task, TaskError};
+use super::tasks;
 use super::unreadable::UnreadableRows;
-use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use crate::control::ControlError;
 
@@ -48,6 +50,8 @@ use crate::control::ControlError;
 const INPUTS_PER_TURN_MAX: usize = 256;
 /// Maximum sleep of the loop when no input arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
+/// The pause after a failure, before a lease is acquired or the end of the inbox is read again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often the views on the admin port are updated.
 const VIEW_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -257,7 +261,7 @@ impl SchedulerLoop {
         }
     }
 
-    pub(super) fn owned(&mut self, shard: ShardId, generation: Generation) -> Option<&mut Owned> {
+    fn owned(&mut self, shard: ShardId, generation: Generation) -> Option<&mut Owned> {
         self.slots.get_mut(&shard)?.owned(generation)
     }
 
@@ -406,7 +410,7 @@ impl SchedulerLoop {
     }
 
     /// The total that all engines hold.
-    pub(super) fn in_flight(&self) -> Amount {
+    fn in_flight(&self) -> Amount {
         let mut sum = Amount::default();
         for slot in self.slots.values() {
             if let SlotState::Owned(owned) = &slot.state {

@@ -8,86 +8,10 @@ use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
-use waybill_store::StoreError;
 
 use super::input::{Input, Inputs};
 use super::metrics::TASK_PANICS;
-
-/// A task of the scheduler.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Task {
-    Acquire,
-    Commit,
-    /// Polls a consumer.
-    Consume,
-    /// Reads the end of the inbox.
-    InboxEnd,
-    /// Reads the layout of shards.
-    Layout,
-    /// Loads rows.
-    Load,
-    Release,
-    Renew,
-}
-
-impl Task {
-    /// All of them.
-    pub(super) const ALL: [Self; 8] = [
-        Self::Acquire,
-        Self::Commit,
-        Self::Consume,
-        Self::InboxEnd,
-        Self::Layout,
-        Self::Load,
-        Self::Release,
-        Self::Renew,
-    ];
-
-    /// The name in logs and metrics.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Acquire => "acquire",
-            Self::Commit => "commit",
-            Self::Consume => "consume",
-            Self::InboxEnd => "inbox-end",
-            Self::Layout => "layout",
-            Self::Load => "load",
-            Self::Release => "release",
-            Self::Renew => "renew",
-        }
-    }
-}
-
-/// A task panicked. Its effects may have taken place.
-#[derive(Debug, thiserror::Error)]
-#[error("task {} panicked: {message}", .task.name())]
-pub(super) struct Panicked {
-    task: Task,
-    message: String,
-}
-
-impl Panicked {
-    /// Counts the panic of a task.
-    pub(super) fn of(task: Task, payload: &(dyn Any + Send)) -> Self {
-        TASK_PANICS.of([task.name()]).increment(1);
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let message = text.unwrap_or("no message").to_owned();
-        tracing::error!(task = task.name(), message, "a task panicked");
-        Self { task, message }
-    }
-}
-
-/// Why a task on the store failed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TaskError {
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The task panicked.
-    #[error(transparent)]
-    Panicked(#[from] Panicked),
-}
+use super::task::{Panicked, Task};
 
 /// Runs `work` and sends its result, converted by `input`, to the loop.
 pub(super) fn spawn<T, E: From<Panicked>>(
@@ -100,7 +24,7 @@ pub(super) fn spawn<T, E: From<Panicked>>(
     let sender = sender.clone();
     runtime.spawn(async move {
         let ended = AssertUnwindSafe(work).catch_unwind().await;
-        let result = ended.unwrap_or_else(|payload| Err(E::from(Panicked::of(task, &*payload))));
+        let result = ended.unwrap_or_else(|payload| Err(E::from(report_panic(task, &*payload))));
         // The send fails only after the loop has ended.
         let _ = sender.send(input(result));
     });
@@ -114,9 +38,18 @@ pub(super) fn spawn_unawaited(
 ) {
     runtime.spawn(async move {
         if let Err(payload) = AssertUnwindSafe(work).catch_unwind().await {
-            Panicked::of(task, &*payload);
+            report_panic(task, &*payload);
         }
     });
+}
+
+/// Counts and logs the panic of a task.
+pub(super) fn report_panic(task: Task, payload: &(dyn Any + Send)) -> Panicked {
+    let panicked = Panicked::new(task, payload);
+    TASK_PANICS.of([task.name()]).increment(1);
+    let message = &panicked.message;
+    tracing::error!(task = task.name(), message, "a task panicked");
+    panicked
 }
 
 #[cfg(test)]
@@ -126,6 +59,7 @@ mod tests {
     use waybill_store::Layout;
 
     use super::*;
+    use crate::task::TaskError;
 
     #[test]
     fn a_task_that_panics_returns_its_panic_message() {
@@ -142,6 +76,6 @@ mod tests {
         let said = answer(|| panic!("a row"));
         assert_eq!(said, "task layout panicked: a row");
         let said = answer(|| panic!("row {}", 7));
-        assert_eq!(said, "the task layout panicked: row 7");
+        assert_eq!(said, "task layout panicked: row 7");
     }
 }

@@ -11,8 +11,8 @@ use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 use super::consumers::Consumers;
 use super::lag::{Lag, LagClock};
 use super::metrics::{PartitionMetrics, PriorityView, show_layout};
+use super::own::Own;
 use super::partition::{Slot, SlotState};
-use super::repartition::Own;
 use crate::control::{CheckpointView, HeldView, SchedulerState, SchedulerView};
 
 /// A loop without a heartbeat for this long counts as dead.

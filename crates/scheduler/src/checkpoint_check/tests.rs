@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Epoch, OwnerId, PartitionId, ResumeOffsets, ShardId, ShardingScheme, TopicOffsets,
+    Epoch, OwnerId, PartitionId, ResumeOffsets, ShardHandover, ShardId, ShardingScheme,
+    TopicOffsets,
 };
 use waybill_store::{Checkpoint, LayoutGeneration, LeaseKey};
 

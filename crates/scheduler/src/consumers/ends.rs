@@ -7,7 +7,8 @@ use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{ErrorCode, PartitionConsumer};
 use waybill_telemetry::chain;
 
-use crate::input::{AcquireError, LogEnds};
+use crate::lease::AcquireError;
+use crate::log_offsets::LogEnds;
 
 /// Broker timeout for reading the end of a log and the ID of its topic.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use waybill_store::ReplyKey;
 
 use super::*;
 use crate::Own;
-use crate::input::{Input, Inputs};
+use crate::input::{Generation, Input, Inputs};
 
 /// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -12,18 +12,18 @@ use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 use waybill_telemetry::chain;
 use waybill_topology::shards;
 
-use super::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
-use super::consumers::EndsReader;
-use super::foreign_state::FirstOwner;
-use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
-use super::metrics::LEASES_LOST;
-use super::ownership::{self, HeldLease, Renewal};
-use super::partition::{Differing, Owned, Slot, SlotState};
-use super::scheduler_loop::SchedulerLoop;
-use super::tasks::{self, Task, TaskError};
-
-/// The pause after a failure of a shard, before its lease is acquired again.
-pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+use super::{RETRY_AFTER, SchedulerLoop};
+use crate::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
+use crate::consumers::EndsReader;
+use crate::foreign_state::FirstOwner;
+use crate::input::{Generation, Input, LostCause};
+use crate::lease::{AcquireError, HeldLease, Renewal};
+use crate::log_offsets::LogEnds;
+use crate::metrics::LEASES_LOST;
+use crate::ownership;
+use crate::partition::{Differing, Owned, Slot, SlotState};
+use crate::task::{Task, TaskError};
+use crate::tasks;
 
 /// The pause before a new owner reads the ends of the logs again.
 const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);

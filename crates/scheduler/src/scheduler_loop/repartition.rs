@@ -8,38 +8,14 @@
 
 use std::time::Instant;
 
-use waybill_engine::{ShardId, ShardingScheme};
 use waybill_store::Layout;
 use waybill_telemetry::chain;
 
-use super::input::Input;
-use super::partition::{Slot, SlotState};
-use super::scheduler_loop::SchedulerLoop;
-use super::tasks::{self, Task, TaskError};
-
-/// Which shards a process runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Own {
-    /// All shards of the current layout.
-    All,
-    /// The shards from the first to the last, as far as the layout has them.
-    Range {
-        /// The first shard.
-        first: ShardId,
-        /// The last shard, inclusive.
-        last: ShardId,
-    },
-}
-
-impl Own {
-    /// The shards of a sharding scheme.
-    pub fn of(self, scheme: ShardingScheme) -> impl Iterator<Item = ShardId> {
-        scheme.all().filter(move |shard| match self {
-            Self::All => true,
-            Self::Range { first, last } => (first..=last).contains(shard),
-        })
-    }
-}
+use super::SchedulerLoop;
+use crate::input::Input;
+use crate::partition::{Slot, SlotState};
+use crate::task::{Task, TaskError};
+use crate::tasks;
 
 impl SchedulerLoop {
     /// Reads the layout, as often as leases are renewed: it is one small read for all shards.

@@ -1,0 +1,185 @@
+//! The lease that a shard runs under: its renewals, and when it has ended.
+//!
+//! What must hold: **time is counted from before the request was sent.** A lease ends `duration -
+//! margin` after the instant at which its last successful renewal was *sent*, on a clock that also
+//! counts suspended time. A commit that is acknowledged later than that does not count.
+
+use std::time::Duration;
+
+use waybill_clock::BootTime;
+use waybill_engine::{ByPriority, Offset, Priority, Stamp, Timestamp};
+use waybill_store::{Checkpoint, Lease, StoreError};
+
+use super::task::Panicked;
+
+/// How long leases last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseTerms {
+    /// How long an owner may act after a renewal.
+    pub duration: Duration,
+    /// The allowance for clock drift and delay on both sides.
+    pub margin: Duration,
+}
+
+/// A lease that this process holds.
+#[derive(Clone, Debug)]
+pub(super) struct HeldLease {
+    /// The row as it was last written.
+    pub row: Lease,
+    /// The lower bound of this ownership's stamps.
+    pub stamp_floor: Stamp,
+    /// Until when this owner may act.
+    pub valid_until: BootTime,
+}
+
+/// A renewal and its effect.
+#[derive(Clone, Debug)]
+pub(super) struct Renewal {
+    /// The row to write.
+    pub row: Lease,
+    /// Until when the owner may act if it succeeds.
+    pub valid_until: BootTime,
+}
+
+/// Why a lease could not be acquired.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AcquireError {
+    /// The store failed.
+    #[error("cannot take the lease")]
+    Store(#[from] StoreError),
+    /// The shard has run before according to its log, but the store has no record of it.
+    #[error(
+        "the state store has no record of this partition, but {sign}: check that this is the right \
+         store (keyspace, data directory) and that no accepted request is missing from the log; to \
+         start with the records that the log still has, set scheduler.startWithoutState: true"
+    )]
+    StateElsewhere {
+        /// The sign.
+        sign: String,
+    },
+    /// The layout has changed since.
+    #[error("the shard layout changed")]
+    LayoutChanged,
+    /// The broker did not report where the log begins and ends.
+    #[error("cannot read the ends of the log: {0}")]
+    Broker(String),
+    /// The task that acquired it panicked.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+impl HeldLease {
+    /// The renewal that stores `checkpoint` and `consumed`; with `release`, the last one, after
+    /// which the shard has no owner. `last_stamp` is the engine's.
+    pub(super) fn renewal(
+        &self,
+        terms: LeaseTerms,
+        now: Timestamp,
+        last_stamp: Stamp,
+        checkpoint: Checkpoint,
+        consumed: ByPriority<Offset>,
+        release: bool,
+    ) -> Renewal {
+        let mut row = self.row.clone();
+        row.renewal += 1;
+        row.checkpoint = checkpoint;
+        row.handover.forget_below(|source| checkpoint.on(source));
+        for priority in Priority::ALL {
+            row.consumed[priority] = row.consumed[priority].max(consumed[priority]);
+        }
+        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now, terms.duration);
+        if release {
+            row.owner = None;
+        }
+        Renewal {
+            row,
+            valid_until: BootTime::now() + terms.duration.saturating_sub(terms.margin),
+        }
+    }
+
+    /// Adopts a successful renewal.
+    pub(super) fn renewed(&mut self, renewal: Renewal) {
+        self.row = renewal.row;
+        self.valid_until = renewal.valid_until;
+    }
+
+    /// Whether this owner may still act.
+    pub(super) fn is_valid(&self) -> bool {
+        self.is_valid_at(BootTime::now())
+    }
+
+    fn is_valid_at(&self, now: BootTime) -> bool {
+        now < self.valid_until
+    }
+}
+
+/// The stamp limit of a renewed lease: two lease durations ahead of the time and of the last stamp,
+/// and never lower than before. (After a backward step of the clock stamps continue from their last
+/// value, however long the time takes to catch up.)
+fn raised_limit(limit: Stamp, last: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp(
+        limit
+            .0
+            .max((now.max(Timestamp(last.0)) + duration * 2).as_micros()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_engine::{PartitionId, ShardId};
+    use waybill_store::{LayoutGeneration, LeaseKey};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn held(valid_until: BootTime) -> HeldLease {
+        let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(0));
+        HeldLease {
+            row: Lease::new(key, PartitionId(0)),
+            stamp_floor: Stamp(0),
+            valid_until,
+        }
+    }
+
+    fn renewal(lease: &HeldLease, now: Timestamp, last_stamp: Stamp) -> Renewal {
+        let terms = LeaseTerms {
+            duration: LEASE,
+            margin: Duration::from_secs(1),
+        };
+        lease.renewal(
+            terms,
+            now,
+            last_stamp,
+            Checkpoint::default(),
+            ByPriority::default(),
+            false,
+        )
+    }
+
+    #[test]
+    fn an_owner_that_was_suspended_past_its_lease_acts_no_more() {
+        let renewed_at = BootTime::from_micros(60_000_000);
+        let lease = held(renewed_at + Duration::from_secs(9));
+        assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
+        // The machine was suspended for an hour right after the renewal, and its monotonic clock
+        // was stopped.
+        assert!(!lease.is_valid_at(renewed_at + Duration::from_secs(3_600)));
+    }
+
+    #[test]
+    fn stamps_do_not_run_out_after_the_clock_was_set_back() {
+        let (day, now) = (Duration::from_secs(86_400), Timestamp(1_000_000_000_000));
+        let mut lease = held(BootTime::now());
+        let mut last = Stamp((now + day).as_micros());
+        lease.row.stamp_limit = Stamp(last.0 + 1);
+        for _ in 0..3 {
+            let renewal = renewal(&lease, now, last);
+            assert_eq!(renewal.row.stamp_limit, Stamp(last.0 + 20_000_000));
+            last = Stamp(renewal.row.stamp_limit.0 - 1);
+            lease.row = renewal.row;
+        }
+        let far = renewal(&lease, now + day + day, last).row.stamp_limit;
+        assert_eq!(far, Stamp((now + day + day + 2 * LEASE).as_micros()));
+    }
+}
