@@ -28,7 +28,7 @@ use self::lines::{Line, Lines};
 use super::config::batch_bytes;
 use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
 use super::measure::Measures;
-use super::service::location;
+use super::route::{OPERATIONS, location};
 use super::shares::Place;
 use super::token::StatusToken;
 use super::view::BatchLine;
@@ -347,7 +347,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             Ok(Outcome::Repeated(id)) => (StatusCode::OK, Some(*id), None),
             Err(problem) => (problem.status(), None, None),
         };
-        let location = id.map(|id| location(super::service::OPERATIONS, id, token));
+        let location = id.map(|id| location(OPERATIONS, id, token));
         let line = BatchLine {
             status: status.as_u16(),
             id,

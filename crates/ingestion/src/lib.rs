@@ -5,12 +5,12 @@
 //! returns to clients as 503.
 //!
 //! The path of a request: a server of `waybill_http` accepts its connection and checks its head.
-//! `service` finds the route and checks that the caller may use it. `waybill_http::json` and
+//! `service` finds the `route` and checks that the caller may use it. `waybill_http::json` and
 //! `waybill_api::request` check the body and make the record. `intake` looks for the operation that
 //! it repeats, and passes it to the producer. Each line of a `batch` takes the same path. `status`
-//! answers status requests, and `request_lookup` reads requests back for it. `events` streams an
-//! operation's events. `ops` passes on the verbs of callers and operators, and lists operations
-//! that need a person.
+//! answers status requests, and `request_lookup` reads requests back for it. The other handlers are
+//! below `service`: `events` streams an operation's events, and `ops` passes on the verbs of callers
+//! and operators, and lists operations that need a person. `view` has the JSON of all answers.
 //!
 //! What must hold: no 202 for a record that is not durable; no part of a refused request reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
@@ -22,21 +22,24 @@ mod batch;
 mod config;
 mod dedup_cache;
 mod docs;
-mod events;
 mod flow;
 mod intake;
 mod logs;
 mod measure;
-mod ops;
+mod media_type;
+mod refusals;
 mod reply_topics;
 mod request_lookup;
+mod route;
 mod service;
 mod shares;
 mod spans;
 mod status;
 mod store_reads;
 mod token;
+mod verb;
 mod view;
+mod what_next;
 
 use std::io;
 use std::net::SocketAddr;
@@ -65,14 +68,12 @@ pub use measure::METRICS;
 
 use self::batch::BatchLimits;
 use self::docs::Docs;
-use self::events::Events;
 use self::intake::Intake;
 use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
-use self::ops::list::Lists;
-pub use self::ops::next::as_typed;
-use self::service::Api;
+use self::service::{Api, Events, Lists};
 use self::shares::Places;
 use self::store_reads::StoreReads;
+pub use self::what_next::as_typed;
 
 /// The listener's name in metrics.
 const LISTENER: &str = "api";

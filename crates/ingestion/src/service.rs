@@ -5,10 +5,10 @@
 //! no more than the budget, so that offered load cannot grow memory. No request is read before its
 //! caller is known to be allowed to send it.
 
-mod media_type;
+mod events;
+mod ops;
 mod query;
 mod reply;
-mod route;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -33,22 +33,22 @@ use self::reply::{page, problem, redirect, whole};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::config::REQUEST_BYTES;
 use super::docs::Docs;
-use super::events::Events;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
-use super::ops::list::Lists;
-use super::ops::verb::Verb;
+use super::media_type::{JSON, NDJSON, check_media_type};
+use super::route::{DELIVERIES, DOCS, OPERATIONS, Route, location};
 use super::shares::{Places, Share};
 use super::spans;
 use super::status::{self, Query};
+use super::verb::Verb;
 use super::view::AcceptedView;
 
-pub use self::media_type::{JSON, NDJSON, check_media_type, check_media_type_of_optional_json};
+pub use self::events::Events;
+pub use self::ops::Lists;
 pub use self::query::{
-    OF_CANCEL, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
+    OF_CANCEL, OF_LIST, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
 };
-pub use self::reply::{Reply, json, location, not_found, set, set_static};
-pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS, Route};
+pub use self::reply::{Reply, json, not_found, set, set_static};
 
 /// Answers requests.
 pub struct Api {

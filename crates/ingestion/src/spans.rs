@@ -7,7 +7,7 @@ use waybill_engine::{CreateRequest, Offset, PartitionId};
 use waybill_kafka::ProduceError;
 use waybill_telemetry::trace::{self, OpenSpan, SpanKind, names};
 
-use super::service::{DELIVERIES, OPERATIONS, Route};
+use super::route::{DELIVERIES, OPERATIONS, Route};
 
 const SCOPE: &str = "waybill.ingestion";
 

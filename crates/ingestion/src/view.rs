@@ -1,5 +1,9 @@
 //! The JSON views of answers.
 
+mod accepted;
+mod event;
+mod list;
+
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -14,8 +18,12 @@ use waybill_engine::{
     Workflows,
 };
 
-use super::ops::judge;
-use super::ops::next::{self, Next};
+use super::refusals;
+use super::what_next::{self, WhatNext};
+
+pub use self::accepted::{AcceptedView, BatchLine, KnownView, VerbAcceptedView};
+pub use self::event::EventView;
+pub use self::list::{ItemView, ListView, PAGE_ITEMS_MAX, UNREADABLE};
 
 /// An operation.
 #[derive(Debug, Serialize, ToSchema)]
@@ -223,88 +231,16 @@ pub struct ErrorView {
     pub step: Option<String>,
 }
 
-/// The answer to an accepted request.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Accepted)]
-pub struct AcceptedView<'a> {
-    /// The operation's id.
-    #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
-    pub id: OperationId,
-    /// Always `Pending`.
-    #[schema(example = "Pending")]
-    pub state: &'static str,
-    /// The workflow that the operation runs.
-    #[schema(example = "drone-delivery")]
-    pub workflow: &'a str,
-    /// For an operation: the caller's own id, if one was given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "order-17")]
-    pub caller_id: Option<&'a str>,
-    /// For a delivery: the request, with its `deliveryId`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<DeliveryRequest>)]
-    pub request: Option<&'a RawValue>,
-}
-
-/// The IDs of an operation, for callers without the scope `read`.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Known)]
-pub struct KnownView<'a> {
-    /// The operation's id.
-    #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
-    id: OperationId,
-    /// The caller's own id, if one was given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "order-17")]
-    caller_id: Option<&'a str>,
-}
-
-impl<'a> KnownView<'a> {
-    /// The view of a stored operation.
-    pub fn of_row(row: &'a OperationRow) -> Self {
-        Self {
-            id: row.id,
-            caller_id: row.created.caller_id.as_deref(),
-        }
-    }
-}
-
-/// A line of a batch's answer: `id` and `location`, or `problem`.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct BatchLine<'a> {
-    /// The status that a single request would have received.
-    #[schema(example = 202)]
-    pub status: u16,
-    /// The operation's id.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, format = "uuid")]
-    pub id: Option<OperationId>,
-    /// The URL of the operation's state.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub location: Option<&'a str>,
-    /// Why the line was refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<waybill_http::problem::Problem>)]
-    pub problem: Option<&'a waybill_http::problem::Problem>,
-    /// The number of the line in the batch, from 1; blank lines count. If the batch ended early:
-    /// the number of the first line that was not read.
-    #[schema(example = 1)]
-    pub line: u64,
-}
-
 impl OperationView {
     /// The view of a stored operation.
     pub fn of_row(row: &OperationRow, workflows: &Workflows) -> Self {
         let (created, state) = (&row.created, &row.state);
-        let Next { sentence, verbs } = next::of(row, workflows);
+        let WhatNext { sentence, verbs } = what_next::of(row, workflows);
         let history = state.history.iter();
         Self {
             workflow: Some(Arc::clone(&created.workflow)).filter(|name| !name.is_empty()),
             workflow_version: workflow_version(created),
-            workflow_unknown: judge::is_stranded(row, workflows),
+            workflow_unknown: refusals::is_stranded(row, workflows),
             state: state.state.as_str(),
             steps: created
                 .step_names
@@ -320,7 +256,7 @@ impl OperationView {
             abandoned: state.abandoned,
             history: history.map(HistoryView::of).collect(),
             resubmission_of: created.resubmission_of,
-            resubmitted_as: judge::resubmission(state).map(|(_, id)| id),
+            resubmitted_as: refusals::resubmission(state).map(|(_, id)| id),
             failure_count: state.failure_count,
             next_due: state.next_due.map(time_text),
             priority: Some(created.request.priority.name()),
@@ -349,7 +285,7 @@ impl OperationView {
             error: None,
             cause: None,
             what_next: Some("Waiting for the scheduler to read the request.".to_owned()),
-            verbs: vec![next::CANCEL],
+            verbs: vec![what_next::CANCEL],
             cancel: None,
             abandoned: false,
             history: Vec::new(),
@@ -495,7 +431,7 @@ fn cause(state: &OperationState) -> Option<&OperationError> {
 }
 
 /// The workflow version that an operation runs; `None` if it never had one.
-pub fn workflow_version(created: &Created) -> Option<u32> {
+fn workflow_version(created: &Created) -> Option<u32> {
     Some(created.workflow_version).filter(|_| !created.step_names.is_empty())
 }
 
@@ -509,7 +445,7 @@ fn cancel(state: &OperationState) -> Option<&'static str> {
     }
     let mut history = state.history.iter();
     history
-        .any(|entry| entry.verb == next::CANCEL && entry.refused.is_some())
+        .any(|entry| entry.verb == what_next::CANCEL && entry.refused.is_some())
         .then_some("refused")
 }
 

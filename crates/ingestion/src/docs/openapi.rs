@@ -30,7 +30,8 @@ use self::examples::{
     ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
     operation_example, operation_view_example, with,
 };
-use crate::service::{BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS};
+use crate::media_type::{JSON, NDJSON};
+use crate::route::{BATCH, DELIVERIES, DOCS, OPENAPI, OPERATIONS, PROBLEMS};
 use crate::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationView};
 
 /// The document, as JSON, of a server with authentication (`is_guarded`) or without.

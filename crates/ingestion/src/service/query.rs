@@ -14,6 +14,20 @@ pub const OF_ONE: [&str; 2] = ["at", "tenant"];
 /// The parameters of a cancel that has no body.
 pub const OF_CANCEL: [&str; 3] = ["at", "tenant", "reason"];
 
+/// The parameters of a list.
+pub const OF_LIST: [&str; 10] = [
+    "state",
+    "workflow",
+    "tenant",
+    "step",
+    "error",
+    "olderThan",
+    "abandoned",
+    "order",
+    "limit",
+    "cursor",
+];
+
 /// How many wrong parameters an answer names at most.
 const ERRORS_MAX: usize = 20;
 

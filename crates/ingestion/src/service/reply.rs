@@ -4,26 +4,16 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
-use waybill_engine::OperationId;
 use waybill_http::payload::Payload;
 use waybill_http::problem::{Kind, Problem};
 
-use super::JSON;
 use crate::docs::Docs;
-use crate::token::StatusToken;
+use crate::media_type::JSON;
 
 const HTML: &str = "text/html; charset=utf-8";
 
 /// An answer.
 pub type Reply = Response<Payload>;
-
-/// The address of an operation's status.
-pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
-    match token {
-        Some(token) => format!("{base}/{id}?at={token}"),
-        None => format!("{base}/{id}"),
-    }
-}
 
 /// The problem of an unknown path.
 pub fn not_found() -> Problem {

@@ -17,12 +17,12 @@ use super::{
     null_is_absent, only, operation_view_example, post, reference, refusing, repeated, tenant,
     text, with,
 };
-use crate::events::{EVENT_STREAM, EventView};
-use crate::ops::AskedView;
-use crate::ops::list::{ListView, PAGE_ITEMS_MAX};
-use crate::ops::verb::Verb;
-use crate::service::{DELIVERIES, EVENTS, JSON, OPERATIONS};
-use crate::view::{DeliveryView, OperationView};
+use crate::media_type::{EVENT_STREAM, JSON};
+use crate::route::{DELIVERIES, EVENTS, OPERATIONS};
+use crate::verb::Verb;
+use crate::view::{
+    DeliveryView, EventView, ListView, OperationView, PAGE_ITEMS_MAX, VerbAcceptedView,
+};
 
 /// The tag of the operators' verbs.
 pub const OPERATORS: &str = "Operators";
@@ -50,7 +50,7 @@ const ASK_REFUSALS: [Kind; 9] = [
 
 /// Adds the schemas of the answers.
 pub fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-    add_schema::<AskedView>(schemas);
+    add_schema::<VerbAcceptedView>(schemas);
     add_schema::<ListView>(schemas);
     add_schema::<EventView<'_>>(schemas);
     add_schema::<Reschedule>(schemas);
@@ -332,7 +332,7 @@ fn asked(verb: &str) -> Response {
     ResponseBuilder::new()
         .description("Accepted: the request is durable.")
         .header("Location", location_header())
-        .content(JSON, content(reference::<AskedView>(), example))
+        .content(JSON, content(reference::<VerbAcceptedView>(), example))
         .build()
 }
 

@@ -7,7 +7,7 @@ use utoipa::openapi::{OpenApi, RefOr};
 use waybill_http::problem::Kind;
 
 use super::refusal;
-use crate::service::Route;
+use crate::route::Route;
 
 /// The name of the only security scheme.
 const BEARER: &str = "bearer";

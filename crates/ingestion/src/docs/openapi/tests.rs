@@ -1,8 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::ops::list::PARAMETERS;
-use crate::service::{OF_CANCEL, OF_ONE};
+use crate::service::{OF_CANCEL, OF_LIST, OF_ONE};
 
 fn parsed() -> Value {
     serde_json::from_str(&document(true)).unwrap()
@@ -59,7 +58,7 @@ fn every_operation_lists_the_query_parameters_that_it_takes() {
                 .map(|parameter| parameter["name"].as_str().unwrap())
                 .collect();
             let expected: &[&str] = match (method.as_str(), path.as_str()) {
-                ("get", OPERATIONS) => &PARAMETERS,
+                ("get", OPERATIONS) => &OF_LIST,
                 ("delete", _) => &OF_CANCEL,
                 (_, path) if path.contains("{id}") => &OF_ONE,
                 _ => &[],

@@ -9,7 +9,7 @@ use waybill_http::json;
 use waybill_http::problem::{FieldProblem, Problem};
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
-use super::verb::Verb;
+use crate::verb::Verb;
 
 /// The header that names the operator, if the body does not.
 const OPERATOR: &str = "Waybill-Operator";

@@ -20,23 +20,19 @@ use hyper::{Response, StatusCode};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-
-use super::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
-use super::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
-use super::shares::{Place, Places};
-use super::status::{self, Query, Status};
-use super::store_reads::StoreReads;
-use super::token::StatusToken;
-
-use cursor::EventCursor;
-pub use cursor::EventView;
 use waybill_engine::{OperationId, OperationRow, Stamp};
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::payload::Payload;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
-/// The media type of a stream.
-pub const EVENT_STREAM: &str = "text/event-stream";
+use self::cursor::EventCursor;
+use super::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
+use crate::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
+use crate::media_type::EVENT_STREAM;
+use crate::shares::{Place, Places};
+use crate::status::{self, Query, Status};
+use crate::store_reads::StoreReads;
+use crate::token::StatusToken;
 
 /// How often rows are polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

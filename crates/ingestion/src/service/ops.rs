@@ -15,16 +15,11 @@
 
 mod amend;
 mod body;
-pub mod judge;
-pub mod list;
-pub mod next;
+mod list;
 mod recover;
-pub mod verb;
 
 use hyper::body::Body as _;
 use hyper::{HeaderMap, StatusCode, header};
-use serde::Serialize;
-use utoipa::ToSchema;
 use uuid::Uuid;
 use waybill_api::request::Envelope;
 use waybill_engine::{OperationId, OperationRow};
@@ -33,39 +28,21 @@ use waybill_http::auth::{Caller, Tenants};
 use waybill_http::payload::read_whole;
 use waybill_http::problem::{Kind, Problem};
 
-use super::service::{Api, Parameters, Reply, check_media_type_of_optional_json, json, set};
-use super::status::{self, Query, Status, TenantMatch};
+use super::{Api, Parameters, Reply, json, set};
+use crate::media_type::check_media_type_of_optional_json;
+use crate::status::{self, Query, Status, TenantMatch};
+use crate::view::VerbAcceptedView;
+
+pub use self::list::Lists;
 
 /// The largest body of a verb, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;
 
-/// A verb that was accepted, and is on its way to the operation's scheduler.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Asked)]
-pub struct AskedView {
-    /// The operation's id.
-    #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
-    pub id: OperationId,
-    /// The verb.
-    #[schema(example = "cancel")]
-    pub verb: &'static str,
-    /// The id of this request: the same for repeats with the same `Idempotency-Key`.
-    #[schema(format = "uuid", example = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10")]
-    pub request_id: Uuid,
-    /// The new operation that runs this one again.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, format = "uuid")]
-    pub resubmitted_as: Option<OperationId>,
-}
-
-impl AskedView {
-    /// The answer to an accepted verb, with the status at `location`.
-    fn accepted(&self, location: &str) -> Reply {
-        let mut reply = json(StatusCode::ACCEPTED, self);
-        set(&mut reply, header::LOCATION, location);
-        reply
-    }
+/// The answer to an accepted verb, with the status at `location`.
+fn accepted(view: &VerbAcceptedView, location: &str) -> Reply {
+    let mut reply = json(StatusCode::ACCEPTED, view);
+    set(&mut reply, header::LOCATION, location);
+    reply
 }
 
 /// The idempotency key: repeats of a verb with the same key are the same.

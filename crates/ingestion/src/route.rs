@@ -1,10 +1,12 @@
-//! The routes of the API.
+//! The routes of the API: their paths, and who may use them.
 
 use hyper::Method;
+use waybill_engine::OperationId;
 use waybill_http::auth::Scope;
 
-use crate::measure::RouteLabel;
-use crate::ops::verb::Verb;
+use super::measure::RouteLabel;
+use super::token::StatusToken;
+use super::verb::Verb;
 
 /// The path of deliveries.
 pub const DELIVERIES: &str = "/api/deliveryrequests";
@@ -20,6 +22,14 @@ pub const OPENAPI: &str = "/openapi.json";
 pub const DOCS: &str = "/docs";
 /// The base path of the pages about problems.
 pub const PROBLEMS: &str = "/problems";
+
+/// The address of an operation's status.
+pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
+    match token {
+        Some(token) => format!("{base}/{id}?at={token}"),
+        None => format!("{base}/{id}"),
+    }
+}
 
 /// The resource that a path names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

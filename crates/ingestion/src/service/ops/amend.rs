@@ -18,17 +18,18 @@ use waybill_http::payload::read_whole;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 use super::body::{self, Requester, VerbBody};
-use super::judge::{self, CancelWouldBe};
-use super::next;
-use super::verb::Verb;
-use super::{AskedView, Key};
+use super::{Key, accepted};
+use crate::media_type::{JSON, check_media_type};
+use crate::refusals::{self, CancelWouldBe};
+use crate::route::location;
 use crate::service::{
-    Api, Form, JSON, OF_CANCEL, OF_ONE, Parameters, Reply, check_media_type, decoded, json,
-    location, not_found, set,
+    Api, Form, OF_CANCEL, OF_ONE, Parameters, Reply, decoded, json, not_found, set,
 };
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
-use crate::view::{DeliveryView, KnownView, OperationView};
+use crate::verb::Verb;
+use crate::view::{DeliveryView, KnownView, OperationView, VerbAcceptedView};
+use crate::what_next;
 
 /// The operation to amend, as far as it is known.
 struct Amended {
@@ -84,7 +85,7 @@ impl Api {
                 }
                 match found {
                     Status::Row(row) => {
-                        match judge::of_cancel(&row, &self.rules.workflows, wall_clock()) {
+                        match refusals::of_cancel(&row, &self.rules.workflows, wall_clock()) {
                             CancelWouldBe::Asked => Amended::of_row(&row),
                             CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
                             CancelWouldBe::Late => return Err(late(&row, caller)),
@@ -144,7 +145,7 @@ impl Api {
         let amended = match found {
             Status::Row(row) => {
                 let workflows = &self.rules.workflows;
-                judge::of_reschedule(&row, workflows, &amendment, wall_clock()).map_err(
+                refusals::of_reschedule(&row, workflows, &amendment, wall_clock()).map_err(
                     |refused| match row.state.state.is_parked() && caller.may(Scope::Read) {
                         true => refused.with_more(&allowed(&row, workflows)),
                         false => refused,
@@ -214,13 +215,13 @@ impl Api {
             })),
             (true, None) | (false, _) => amended.token,
         };
-        let asked = AskedView {
+        let view = VerbAcceptedView {
             id,
             verb,
             request_id,
             resubmitted_as: None,
         };
-        Ok(asked.accepted(&location(form.base(), id, token)))
+        Ok(accepted(&view, &location(form.base(), id, token)))
     }
 
     /// The operation as GET shows it, or only its IDs if the caller has no scope `read`.
@@ -388,13 +389,13 @@ fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
     };
     Problem::new(Kind::VerbRefused, detail)
         .with_id(id.to_string())
-        .with_code(judge::PAST_PIVOT)
+        .with_code(refusals::PAST_PIVOT)
 }
 
 /// The sentence about the verbs that an operation accepts, with a leading space; empty if there are
 /// none.
 fn allowed(row: &OperationRow, workflows: &Workflows) -> String {
-    match &next::of(row, workflows).verbs[..] {
+    match &what_next::of(row, workflows).verbs[..] {
         [] => String::new(),
         verbs => format!(" Allowed: {}.", verbs.join(", ")),
     }

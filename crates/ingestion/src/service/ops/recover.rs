@@ -16,13 +16,13 @@ use waybill_http::problem::{Kind, Problem};
 
 use super::amend::unwritable;
 use super::body::{Requester, VerbBody};
-use super::judge;
-use super::verb::Verb;
-use super::{AskedView, Key};
-use crate::service::{
-    Api, Form, OF_ONE, OPERATIONS, Parameters, Reply, decoded, location, not_found,
-};
+use super::{Key, accepted};
+use crate::refusals;
+use crate::route::{OPERATIONS, location};
+use crate::service::{Api, Form, OF_ONE, Parameters, Reply, decoded, not_found};
 use crate::status::Status;
+use crate::verb::Verb;
+use crate::view::VerbAcceptedView;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -58,7 +58,7 @@ impl Api {
         let key = Key::of(headers)?;
         let row = match self.asked_about(&id, &parameters, false).await? {
             Status::Row(row) => row,
-            Status::Pending(_) => return Err(judge::refused("pending")),
+            Status::Pending(_) => return Err(refusals::refused("pending")),
             Status::Rejected(_) => return Err(not_found()),
         };
         let as_new = verb_body.as_new;
@@ -66,18 +66,18 @@ impl Api {
         if as_new {
             return self.resubmit_as_new(&row, requester, &key, caller).await;
         }
-        if judge::is_done(&row, &recovery) {
+        if refusals::is_done(&row, &recovery) {
             return Ok(self.as_it_is(&row, Form::General, caller));
         }
-        judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
+        refusals::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
         let request_id = self.recover(row.id, recovery, requester, &key).await?;
-        let asked = AskedView {
+        let view = VerbAcceptedView {
             id: row.id,
             verb: verb.as_str(),
             request_id,
             resubmitted_as: None,
         };
-        Ok(asked.accepted(&location(OPERATIONS, row.id, None)))
+        Ok(accepted(&view, &location(OPERATIONS, row.id, None)))
     }
 
     /// Resubmits the operation as a new one, then records that in its history. The request comes
@@ -94,8 +94,8 @@ impl Api {
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         match (
-            judge::of_resubmission_as_new(row),
-            judge::resubmission(&row.state),
+            refusals::of_resubmission_as_new(row),
+            refusals::resubmission(&row.state),
         ) {
             (None, _) => {}
             (Some("resubmitted-before"), Some((entry, new))) => {
@@ -103,15 +103,16 @@ impl Api {
                 let request_id = key.id(row.id, noted.as_str());
                 let mut history = row.state.history.iter();
                 let repeated = history.find(|it| it.id == request_id);
-                return match repeated.and_then(judge::resubmitted_as) {
+                return match repeated.and_then(refusals::resubmitted_as) {
                     Some(same) => Ok(resubmitted(row.id, same, request_id)),
                     None => Err(resubmitted_before(row.id, new, entry, caller)),
                 };
             }
-            (Some(code), _) => return Err(judge::refused(code)),
+            (Some(code), _) => return Err(refusals::refused(code)),
         }
         let id = OperationId(row.id.event_id("resubmit-as-new"));
-        let again = again(row, id, wall_clock()).ok_or_else(|| judge::refused("input-invalid"))?;
+        let again =
+            again(row, id, wall_clock()).ok_or_else(|| refusals::refused("input-invalid"))?;
         let new = again.operation;
         let mut value = Vec::with_capacity(again.input.len() + 256);
         let topics = self.intake.topics();
@@ -175,13 +176,13 @@ impl Api {
 
 /// The answer that an operation was resubmitted as a new one.
 fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
-    let asked = AskedView {
+    let view = VerbAcceptedView {
         id,
         verb: Verb::Resubmit.as_str(),
         request_id,
         resubmitted_as: Some(new),
     };
-    asked.accepted(&location(OPERATIONS, new, None))
+    accepted(&view, &location(OPERATIONS, new, None))
 }
 
 /// The refusal of a second resubmission. Says who resubmitted and when only to a caller with scope
@@ -194,7 +195,7 @@ fn resubmitted_before(
 ) -> Problem {
     const CODE: &str = "resubmitted-before";
     let problem = match caller.may(Scope::Read) {
-        false => judge::refused(CODE),
+        false => refusals::refused(CODE),
         true => {
             let (by, at) = (&entry.by, time_text(entry.at));
             let detail = format!(

@@ -7,6 +7,8 @@ use waybill_http::problem::{Kind, Problem};
 pub const JSON: &str = "application/json";
 /// The media type of batches.
 pub const NDJSON: &str = "application/x-ndjson";
+/// The media type of event streams.
+pub const EVENT_STREAM: &str = "text/event-stream";
 
 /// Refuses a body of another media type, or with a content encoding.
 pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {

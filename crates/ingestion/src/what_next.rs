@@ -7,7 +7,7 @@ use waybill_engine::{
     Timestamp, Workflows, refusal,
 };
 
-use super::judge;
+use super::refusals;
 use super::verb::Verb;
 
 /// The verb of an operation's caller.
@@ -30,7 +30,7 @@ const STEPS_NAMED_MAX: usize = 3;
 
 /// What happens next.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Next {
+pub struct WhatNext {
     /// In one sentence.
     pub sentence: String,
     /// The accepted verbs: `cancel` by the caller, the others by an operator.
@@ -38,15 +38,15 @@ pub struct Next {
 }
 
 /// What happens next with the operation of a row.
-pub fn of(row: &OperationRow, workflows: &Workflows) -> Next {
+pub fn of(row: &OperationRow, workflows: &Workflows) -> WhatNext {
     let verbs = verbs(row, workflows, wall_clock());
     let mut sentence = sentence(row, &verbs);
-    let trouble = judge::trouble_with_workflow(row, workflows);
-    if let Some(trouble) = trouble.filter(|_| judge::is_stranded(row, workflows)) {
+    let trouble = refusals::trouble_with_workflow(row, workflows);
+    if let Some(trouble) = trouble.filter(|_| refusals::is_stranded(row, workflows)) {
         sentence.push(' ');
         sentence.push_str(&trouble);
     }
-    Next { sentence, verbs }
+    WhatNext { sentence, verbs }
 }
 
 fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<&'static str> {
@@ -98,7 +98,7 @@ fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<&'sta
         .filter(is_open)
         .map(|verb| verb.as_str())
         .collect();
-    if judge::of_resubmission_as_new(row).is_none() {
+    if refusals::of_resubmission_as_new(row).is_none() {
         open.push(RESUBMIT_AS_NEW);
     }
     open
