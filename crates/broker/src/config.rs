@@ -80,6 +80,9 @@ pub struct BrokerConfig {
     pub producers_max: usize,
     /// Checks the logins of clients. `None` (the default) lets every client do everything.
     pub logins: Option<Arc<dyn Logins>>,
+    /// Checks the logins at [`Broker::own_address`](crate::Broker::own_address) instead of `logins`, so that only clients
+    /// of the own process get in there. Default: `None`, as at the other address.
+    pub own_logins: Option<Arc<dyn Logins>>,
     /// A connection that has not logged in within this time is closed. Default: 10 s.
     pub login_timeout: Duration,
     /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
@@ -120,6 +123,7 @@ impl BrokerConfig {
             group_bytes_max: 32 << 20,
             producers_max: 1_000,
             logins: None,
+            own_logins: None,
             login_timeout: Duration::from_secs(10),
             shutdown_timeout: Duration::from_secs(5),
             low_on_disk: Arc::default(),

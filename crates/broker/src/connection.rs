@@ -145,7 +145,7 @@ impl<'a> Connection<'a> {
         let watch_interval = WATCH_INTERVAL
             .min(server.config.idle_timeout / 2)
             .min(server.config.login_timeout);
-        let login = Login::new(server.config.logins.as_ref());
+        let login = Login::new(server.logins(ends));
         let stopping = Box::pin(server.stopping.clone().cancelled_owned());
         Self {
             place,

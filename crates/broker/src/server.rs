@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use waybill_connections::Buffers;
 
 use crate::BrokerConfig;
+use crate::access::Logins;
 use crate::group::Coordinator;
 use crate::meta::Meta;
 use crate::stats::Counters;
@@ -42,10 +43,22 @@ pub(crate) struct Ends {
 }
 
 impl Server {
+    /// What checks the login of a connection; `None` if every client may do everything.
+    pub(crate) fn logins(&self, ends: Ends) -> Option<&Arc<dyn Logins>> {
+        let own = self.config.own_logins.as_ref();
+        let own = own.filter(|_| self.is_own(ends));
+        own.or(self.config.logins.as_ref())
+    }
+
+    /// Whether it is a connection to the listener for clients of this process.
+    fn is_own(&self, ends: Ends) -> bool {
+        self.own_address.get() == Some(&ends.local)
+    }
+
     /// The address that a client receives for connections.
     pub(crate) fn advertised(&self, ends: Ends) -> (StrBytes, i32) {
         let advertised = self.config.advertised.as_ref();
-        match advertised.filter(|_| self.own_address.get() != Some(&ends.local)) {
+        match advertised.filter(|_| !self.is_own(ends)) {
             Some((host, port)) => (StrBytes::from_string(host.clone()), i32::from(*port)),
             None => {
                 let host = ends.local.ip().to_canonical().to_string();

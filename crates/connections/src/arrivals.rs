@@ -18,9 +18,9 @@ pub const SLOW_ARRIVAL: Duration = Duration::from_secs(2);
 /// time that the listener spends waiting for the client counts.
 pub const SLOW_BYTES_PER_SECOND: u64 = 8 << 10;
 
-/// How much a client sends while the listener waits for it.
+/// How much a client sends while its server waits for it.
 #[derive(Default, Debug)]
-pub(crate) struct Arrivals {
+pub struct Arrivals {
     bytes: u64,
     /// How long the connection has waited for its client, without the current wait.
     waited: Duration,
@@ -32,8 +32,10 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
-    /// The bytes per second that the client sends, if it is slow.
-    pub(crate) fn slow_rate(&self, now: Instant) -> Option<u64> {
+    /// The bytes per second that the client sends, if it is slow: less than
+    /// [`SLOW_BYTES_PER_SECOND`] for longer than [`SLOW_ARRIVAL`].
+    #[must_use]
+    pub fn slow_rate(&self, now: Instant) -> Option<u64> {
         let waiting = self
             .waiting_since
             .map(|at| now.saturating_duration_since(at));
@@ -46,9 +48,9 @@ impl Arrivals {
         (rate < SLOW_BYTES_PER_SECOND).then_some(rate)
     }
 
-    /// Takes a report at `at`: the bytes since the one before, and whether the listener waits for
-    /// the client.
-    pub(crate) fn report(&mut self, at: Instant, is_awaited: bool, bytes: usize) {
+    /// Takes a report at `at`: the bytes since the one before, and whether the server waits for the
+    /// client.
+    pub fn report(&mut self, at: Instant, is_awaited: bool, bytes: usize) {
         self.bytes += bytes as u64;
         match (self.awaited > 0, is_awaited) {
             (false, true) => self.begin_wait(at),

@@ -208,7 +208,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));
                 }
                 () = self.place.revoked() => {
-                    let detail = "Other tenants need the memory that this batch uses; the rest of \
+                    let detail = "Other requests need the memory that this batch uses; the rest of \
                                   the batch was not read.";
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));
                 }

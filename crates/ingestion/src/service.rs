@@ -12,10 +12,13 @@ mod reply;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
-use futures_util::FutureExt as _;
+use bytes::Bytes;
+use futures_util::{FutureExt as _, poll};
 use hyper::body::Body;
 use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
@@ -37,7 +40,7 @@ use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::media_type::{JSON, NDJSON, check_media_type};
 use super::route::{DELIVERIES, DOCS, OPERATIONS, Route, location};
-use super::shares::{Places, Share};
+use super::shares::{MeasuredBody, Place, Places, Share};
 use super::spans;
 use super::status::{self, Query};
 use super::verb::Verb;
@@ -202,8 +205,9 @@ impl Api {
                     .unwrap_or(usize::MAX)
                     .min(self.request_bytes_max)
             });
-        let _held = self.hold(caller, announced)?;
-        let body = read_whole(body, self.request_bytes_max, self.patience).await?;
+        let (_held, body) = self
+            .receive(body, self.request_bytes_max, caller, announced)
+            .await?;
         let submission = match form {
             Form::Delivery => request::delivery(&body, &envelope, &self.rules, wall_clock()),
             Form::General => request::operation(&body, &envelope, &self.rules, wall_clock()),
@@ -260,8 +264,13 @@ impl Api {
             return Err(Problem::invalid(vec![wrong]));
         }
         let bytes = self.batch.bytes_max();
-        let place = self.budget.place(caller.tenants(), bytes + REQUEST_BYTES);
+        // Batches leave an eighth to single requests.
+        let spare = self.budget.max() / 8;
+        let place = self
+            .budget
+            .place(caller.tenants(), bytes + REQUEST_BYTES, spare);
         let place = place.ok_or_else(too_much_is_received)?;
+        let body = place.measure(body);
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let batch = Batch::new(
             Parts::new(body, self.patience.pause_max),
@@ -281,11 +290,43 @@ impl Api {
         Ok(reply)
     }
 
-    /// Reserves a body's share of the budget.
-    pub fn hold(&self, caller: &Caller, bytes: usize) -> Result<Share, Problem> {
-        let share = self.budget.share(caller.tenants(), bytes + REQUEST_BYTES);
-        share.ok_or_else(too_much_is_received)
+    /// Reads a whole body of at most `bytes_max` bytes, with a share of the budget for `announced`
+    /// bytes. Fails if the client sends slowly and others find no room.
+    pub async fn receive(
+        &self,
+        body: RequestBody,
+        bytes_max: usize,
+        caller: &Caller,
+        announced: usize,
+    ) -> Result<(Held, Bytes), Problem> {
+        let share = self
+            .budget
+            .share(caller.tenants(), announced + REQUEST_BYTES);
+        let share = share.ok_or_else(too_much_is_received)?;
+        let body = MeasuredBody::new(body);
+        let arrivals = body.arrivals();
+        let mut reading = pin!(read_whole(body, bytes_max, self.patience));
+        // Nearly every body has arrived already.
+        if let Poll::Ready(read) = poll!(&mut reading) {
+            return Ok((Held::Share(share), read?));
+        }
+        let place = self.budget.revocable(share, arrivals);
+        tokio::select! {
+            read = reading => Ok((Held::Place(place), read?)),
+            () = place.revoked() => {
+                let detail = "Other requests need the memory that this body uses, and it arrives slowly.";
+                Err(Problem::new(Kind::Overloaded, detail))
+            }
+        }
     }
+}
+
+/// The share of the budget that a body holds until it is dropped.
+#[derive(Debug)]
+#[allow(dead_code, reason = "its end is what counts")]
+pub enum Held {
+    Share(Share),
+    Place(Place),
 }
 
 fn too_much_is_received() -> Problem {

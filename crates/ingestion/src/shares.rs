@@ -6,14 +6,22 @@
 //!
 //! The tenant is that of the token: a name in a request could be invented freely. Callers without a
 //! token, and callers with a token for all tenants, count as one tenant.
+//!
+//! A place whose client sends slowly is revoked for anybody who finds no room, also of its own
+//! tenant: a few bytes a second must not keep memory from others.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
 use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
+use waybill_connections::Arrivals;
 use waybill_http::auth::Tenants;
 
 /// How long a refused tenant counts as one that needs a share: longer than `Retry-After`.
@@ -49,6 +57,14 @@ impl Tenant {
     }
 }
 
+/// What a caller wants of a bound.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    amount: usize,
+    /// How much is to remain for others, if the amount alone leaves as much.
+    spare: usize,
+}
+
 impl Shares {
     /// A bound of which nothing is held.
     fn new(max: usize, shown: Gauge) -> Arc<Self> {
@@ -61,20 +77,21 @@ impl Shares {
 
     /// Takes a share for a caller's tenant, until it is dropped; `None` if the tenant may not have
     /// it now.
-    fn take(self: &Arc<Self>, tenants: &Tenants, amount: usize) -> Option<Share> {
+    fn take(self: &Arc<Self>, tenants: &Tenants, wanted: Wanted) -> Option<Share> {
         let tenant = tenants.only();
         let tenant = tenant.map_or_else(Arc::default, Arc::clone);
-        self.take_at(tenant, amount, Instant::now())
+        self.take_at(tenant, wanted, Instant::now())
     }
 
-    fn take_at(self: &Arc<Self>, tenant: Arc<str>, amount: usize, now: Instant) -> Option<Share> {
+    fn take_at(self: &Arc<Self>, tenant: Arc<str>, wanted: Wanted, now: Instant) -> Option<Share> {
+        let amount = wanted.amount;
         let mut held = self.locked();
         let mut others = held.by_tenant.iter();
         let is_shared = others.any(|(other, it)| *other != tenant && it.wants(now));
         let has = held.by_tenant.get(&tenant).map_or(0, |it| it.held);
         // A tenant that holds nothing may take a share that is larger than half.
         let fits = !is_shared || has == 0 || has + amount <= self.max / 2;
-        let is_taken = fits && held.total + amount <= self.max;
+        let is_taken = fits && !self.lacks(held.total, wanted);
         if held.by_tenant.len() > IDLE_MAX {
             held.by_tenant.retain(|_, it| it.wants(now));
         }
@@ -94,6 +111,12 @@ impl Shares {
         })
     }
 
+    /// Whether this is not left while so much is held, whoever wants it.
+    fn lacks(&self, held: usize, wanted: Wanted) -> bool {
+        let max = self.max - wanted.spare.min(self.max.saturating_sub(wanted.amount));
+        held + wanted.amount > max
+    }
+
     fn locked(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,10 +131,15 @@ pub struct Share {
 }
 
 impl Share {
+    /// Whether it belongs to the tenant of these callers.
+    fn is_of(&self, tenants: &Tenants) -> bool {
+        let other = tenants.only();
+        other.map_or("", |tenant| tenant) == &*self.tenant
+    }
+
     /// Whether the share's tenant holds more than half of the bound, and these tenants are others.
     fn may_be_revoked_for(&self, tenants: &Tenants) -> bool {
-        let other = tenants.only();
-        let is_own = other.map_or("", |tenant| tenant) == &*self.tenant;
+        let is_own = self.is_of(tenants);
         let held = self.of.locked();
         let of_tenant = held.by_tenant.get(&self.tenant);
         !is_own && of_tenant.is_some_and(|it| it.held > self.of.max / 2)
@@ -134,24 +162,46 @@ impl Drop for Share {
 }
 
 /// A bound that tenants share, with places that can be revoked: from a tenant that holds more than
-/// half of it, if another tenant finds no room.
+/// half of it, if another tenant finds no room, and from slow clients.
 #[derive(Debug)]
 pub struct Places {
     shares: Arc<Shares>,
-    /// The places taken, the oldest first, and some that were released.
-    taken: Mutex<VecDeque<Taken>>,
+    taken: Mutex<TakenPlaces>,
+}
+
+/// The places taken, the oldest first, and some that were released.
+#[derive(Debug, Default)]
+struct TakenPlaces {
+    places: VecDeque<Taken>,
+    /// At this number of places, the released ones are forgotten.
+    sweep_at: usize,
+}
+
+impl TakenPlaces {
+    fn add(&mut self, place: Taken) {
+        if self.places.len() >= self.sweep_at {
+            self.places.retain(|place| place.share.strong_count() > 0);
+            self.sweep_at = 2 * self.places.len() + 8;
+        }
+        self.places.push_back(place);
+    }
 }
 
 /// A share of a bound that can be revoked.
 #[derive(Debug)]
 pub struct Place {
     _share: Arc<Mutex<Option<Share>>>,
+    arrivals: SharedArrivals,
     revoked: CancellationToken,
 }
+
+/// How fast the body of a place arrives.
+type SharedArrivals = Arc<Mutex<Arrivals>>;
 
 #[derive(Debug)]
 struct Taken {
     share: Weak<Mutex<Option<Share>>>,
+    arrivals: SharedArrivals,
     revoked: CancellationToken,
 }
 
@@ -165,36 +215,76 @@ impl Places {
         }
     }
 
+    /// The whole bound.
+    pub fn max(&self) -> usize {
+        self.shares.max
+    }
+
     /// Takes a share that is never revoked, for short uses.
     pub fn share(&self, tenants: &Tenants, amount: usize) -> Option<Share> {
-        let share = self.shares.take(tenants, amount);
-        share.or_else(|| self.revoke_for(tenants, amount))
+        self.take(tenants, Wanted { amount, spare: 0 })
     }
 
-    /// Takes a place that may be revoked, for uses that can last.
-    pub fn place(&self, tenants: &Tenants, amount: usize) -> Option<Place> {
-        let share = Arc::new(Mutex::new(Some(self.share(tenants, amount)?)));
+    /// Takes a place that may be revoked, for uses that can last, and leaves `spare` of the bound to
+    /// short uses.
+    pub fn place(&self, tenants: &Tenants, amount: usize, spare: usize) -> Option<Place> {
+        let share = self.take(tenants, Wanted { amount, spare })?;
+        Some(self.revocable(share, SharedArrivals::default()))
+    }
+
+    /// Makes a share revocable whose body arrives like this.
+    pub fn revocable(&self, share: Share, arrivals: SharedArrivals) -> Place {
+        let share = Arc::new(Mutex::new(Some(share)));
         let revoked = CancellationToken::new();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|place| place.share.strong_count() > 0);
-        taken.push_back(Taken {
+        self.taken().add(Taken {
             share: Arc::downgrade(&share),
+            arrivals: Arc::clone(&arrivals),
             revoked: revoked.clone(),
         });
-        Some(Place {
+        Place {
             _share: share,
+            arrivals,
             revoked,
-        })
+        }
     }
 
-    fn revoke_for(&self, tenants: &Tenants, amount: usize) -> Option<Share> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut revoked = taken.iter().filter(|place| place.is_revoked_for(tenants));
-        revoked.find_map(|_| self.shares.take(tenants, amount))
+    fn take(&self, tenants: &Tenants, wanted: Wanted) -> Option<Share> {
+        let share = self.shares.take(tenants, wanted);
+        share.or_else(|| self.revoke_for(tenants, wanted, tokio::time::Instant::now()))
+    }
+
+    fn revoke_for(
+        &self,
+        tenants: &Tenants,
+        wanted: Wanted,
+        now: tokio::time::Instant,
+    ) -> Option<Share> {
+        let taken = self.taken();
+        let places = || taken.places.iter();
+        let mut slow = places().filter(|place| {
+            let is_short = self.shares.lacks(self.shares.locked().total, wanted);
+            place.revoke_if(|share| (is_short || share.is_of(tenants)) && place.is_slow(now))
+        });
+        let share = slow.find_map(|_| self.shares.take(tenants, wanted));
+        let mut of_others =
+            places().filter(|place| place.revoke_if(|share| share.may_be_revoked_for(tenants)));
+        share.or_else(|| of_others.find_map(|_| self.shares.take(tenants, wanted)))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, TakenPlaces> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Place {
+    /// Measures how fast a body arrives for this place.
+    pub fn measure<B>(&self, body: B) -> MeasuredBody<B> {
+        MeasuredBody {
+            body,
+            arrivals: Arc::clone(&self.arrivals),
+        }
+    }
+
     /// Resolves once the place is revoked.
     pub async fn revoked(&self) {
         self.revoked.cancelled().await;
@@ -207,19 +297,79 @@ impl Place {
 }
 
 impl Taken {
-    /// Revokes the place, if its tenant holds more than half of the bound.
-    fn is_revoked_for(&self, tenants: &Tenants) -> bool {
+    /// Revokes the place, if it is taken and its share is such a one.
+    fn revoke_if(&self, is_such: impl FnOnce(&Share) -> bool) -> bool {
         let Some(share) = self.share.upgrade() else {
             return false;
         };
         let mut share = share.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_revoked = share
-            .take_if(|share| share.may_be_revoked_for(tenants))
-            .is_some();
+        let is_revoked = share.take_if(|share| is_such(share)).is_some();
         if is_revoked {
             self.revoked.cancel();
         }
         is_revoked
+    }
+
+    fn is_slow(&self, now: tokio::time::Instant) -> bool {
+        locked(&self.arrivals).slow_rate(now).is_some()
+    }
+}
+
+fn locked(arrivals: &SharedArrivals) -> MutexGuard<'_, Arrivals> {
+    arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A body whose arrival is measured.
+#[derive(Debug)]
+pub struct MeasuredBody<B> {
+    body: B,
+    arrivals: SharedArrivals,
+}
+
+impl<B> MeasuredBody<B> {
+    /// Measures how fast a body arrives.
+    pub fn new(body: B) -> Self {
+        Self {
+            body,
+            arrivals: SharedArrivals::default(),
+        }
+    }
+
+    /// How fast it arrives.
+    pub fn arrivals(&self) -> SharedArrivals {
+        Arc::clone(&self.arrivals)
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for MeasuredBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        let now = tokio::time::Instant::now();
+        let mut arrivals = locked(&self.arrivals);
+        match &polled {
+            Poll::Pending => arrivals.report(now, true, 0),
+            Poll::Ready(Some(Ok(frame))) => {
+                arrivals.report(now, false, frame.data_ref().map_or(0, Bytes::len));
+            }
+            // The rest of the work does not wait for the client.
+            Poll::Ready(Some(Err(_)) | None) => *arrivals = Arrivals::default(),
+        }
+        drop(arrivals);
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -228,7 +378,7 @@ mod tests {
     use super::*;
 
     fn take(shares: &Arc<Shares>, tenant: &str, amount: usize, now: Instant) -> Option<Share> {
-        shares.take_at(tenant.into(), amount, now)
+        shares.take_at(tenant.into(), Wanted { amount, spare: 0 }, now)
     }
 
     #[test]
@@ -281,5 +431,39 @@ mod tests {
         assert!(take(&shares, "b", 1, now).is_none());
         drop((small, large));
         assert!(take(&shares, "a", 10, now).is_some());
+    }
+
+    #[test]
+    fn slow_bodies_give_way_to_everybody_and_others_to_nobody_of_their_tenant() {
+        let places = Places::new(4, Gauge::noop(), &Gauge::noop());
+        let now = tokio::time::Instant::now();
+        let ago = |millis| now - Duration::from_millis(millis);
+        let taken = [None, Some(ago(1_000)), Some(ago(2_001)), Some(ago(3_000))];
+        let taken = taken.map(|waiting_since| {
+            let place = places.place(&Tenants::All, 1, 0).unwrap();
+            if let Some(at) = waiting_since {
+                locked(&place.arrivals).report(at, true, 100);
+            }
+            place
+        });
+        let is_revoked = || taken.each_ref().map(Place::is_revoked);
+        let one = Wanted {
+            amount: 1,
+            spare: 0,
+        };
+        let first = places.revoke_for(&Tenants::All, one, now).unwrap();
+        assert_eq!(is_revoked(), [false, false, true, false]);
+        let second = places.revoke_for(&Tenants::All, one, now).unwrap();
+        assert!(places.revoke_for(&Tenants::All, one, now).is_none());
+        assert_eq!(is_revoked(), [false, false, true, true]);
+        drop((first, second));
+    }
+
+    #[test]
+    fn places_leave_what_is_spared_to_short_uses() {
+        let places = Places::new(10, Gauge::noop(), &Gauge::noop());
+        let _place = places.place(&Tenants::All, 8, 3).unwrap();
+        assert!(places.place(&Tenants::All, 1, 3).is_none());
+        assert!(places.share(&Tenants::All, 2).is_some());
     }
 }

@@ -1,7 +1,8 @@
 //! What a token allows on the embedded broker.
 //!
 //! With authentication on, the embedded broker requires clients to log in with a token as the password; it ignores the
-//! user name. The roles in the broker's own process log in with a token that this process alone knows.
+//! user name. The roles in the broker's own process have a listener of their own, and log in there with a token that this
+//! process alone knows, whether or not authentication is on: nobody else can use up that listener.
 //!
 //! What must hold: only agents and administrators read step requests and write replies. A token that is withdrawn or
 //! expires loses its rights at once, on open connections too. Records of all tenants share topics, so a token for one
@@ -16,10 +17,38 @@ use waybill_http::auth::{Authenticator, NewToken, Principal, Scope};
 use waybill_kafka::no_group;
 use waybill_messages::Topics;
 
-/// Checks the logins of the embedded broker's clients.
+/// Checks the logins of the roles in the broker's own process.
+pub(crate) struct OwnLogins(NewToken);
+
+impl OwnLogins {
+    /// Accepts a new token.
+    pub(crate) fn new() -> Self {
+        Self(NewToken::make())
+    }
+
+    /// The token of the broker's own process.
+    pub(crate) fn token(&self) -> &Secret {
+        &self.0.token
+    }
+}
+
+impl Logins for OwnLogins {
+    fn log_in(&self, _user: &str, password: &str) -> Option<Arc<dyn Rights>> {
+        self.0
+            .is(password)
+            .then(|| Arc::new(OwnProcess) as Arc<dyn Rights>)
+    }
+}
+
+impl fmt::Debug for OwnLogins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnLogins").finish_non_exhaustive()
+    }
+}
+
+/// Checks the logins of the embedded broker's other clients.
 pub(crate) struct BrokerLogins {
     authenticator: Arc<Authenticator>,
-    own: NewToken,
     rules: Arc<Rules>,
 }
 
@@ -32,25 +61,16 @@ impl BrokerLogins {
     ) -> Self {
         Self {
             authenticator,
-            own: NewToken::make(),
             rules: Arc::new(Rules {
                 topics,
                 agents_group,
             }),
         }
     }
-
-    /// The token of the broker's own process.
-    pub(crate) fn own_token(&self) -> &Secret {
-        &self.own.token
-    }
 }
 
 impl Logins for BrokerLogins {
     fn log_in(&self, _user: &str, password: &str) -> Option<Arc<dyn Rights>> {
-        if self.own.is(password) {
-            return Some(Arc::new(OwnProcess));
-        }
         self.authenticator.principal(password).ok()?;
         Some(Arc::new(Holder {
             authenticator: Arc::clone(&self.authenticator),

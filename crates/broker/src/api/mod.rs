@@ -108,8 +108,7 @@ pub(crate) fn handle(
     match api.key {
         ApiKey::SaslHandshake => call.now(&login.handshake(&head.decode(api, frame)?)),
         ApiKey::SaslAuthenticate => {
-            let logins = server.config.logins.as_ref();
-            let answer = login.authenticate(logins, &head.decode(api, frame)?);
+            let answer = login.authenticate(server.logins(ends), &head.decode(api, frame)?);
             if login.is_refused() {
                 add(&server.counters.logins_refused, 1);
                 tracing::warn!(peer = %ends.peer.ip(), "a login was refused");

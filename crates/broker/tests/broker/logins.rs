@@ -210,6 +210,46 @@ async fn a_refused_login_ends_its_connection_and_a_second_one_changes_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_listener_of_the_own_process_has_its_own_logins() {
+    #[derive(Debug)]
+    struct OwnProcess;
+
+    impl Logins for OwnProcess {
+        fn log_in(&self, _user: &str, password: &str) -> Option<Arc<dyn Rights>> {
+            (password == "own").then(|| Arc::new(Owner) as Arc<dyn Rights>)
+        }
+    }
+
+    let refused = ResponseError::SaslAuthenticationFailed.code();
+    for logins in [None, Some(Arc::new(Users::default()) as Arc<dyn Logins>)] {
+        let is_guarded = logins.is_some();
+        let dir = tempfile::tempdir().unwrap();
+        let broker = broker_with(dir.path(), |config| {
+            config.logins = logins;
+            config.own_logins = Some(Arc::new(OwnProcess));
+        })
+        .await;
+        let mut wire = Wire::connect(broker.own_address()).await;
+        wire.send(9, &MetadataRequest::default()).await;
+        assert_eq!(wire.frame().await, None, "no login");
+        let mut wire = Wire::connect(broker.own_address()).await;
+        assert_eq!(log_in(&mut wire, b"\0owner\0a password").await, refused);
+        let mut wire = Wire::connect(broker.own_address()).await;
+        assert_eq!(log_in(&mut wire, b"\0waybill\0own").await, 0);
+        let metadata = wire.ask(9, &MetadataRequest::default()).await;
+        assert_eq!(metadata.brokers.len(), 1);
+        let mut wire = Wire::connect(broker.address()).await;
+        if is_guarded {
+            assert_eq!(log_in(&mut wire, b"\0waybill\0own").await, refused);
+        } else {
+            let metadata = wire.ask(9, &MetadataRequest::default()).await;
+            assert_eq!(metadata.brokers.len(), 1, "everybody may");
+        }
+        assert!(broker.shutdown().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rights_that_are_withdrawn_end_on_open_connections_while_they_wait() {
     let dir = tempfile::tempdir().unwrap();
     let (broker, withdrawn) = guarded(dir.path()).await;

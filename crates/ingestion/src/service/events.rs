@@ -147,7 +147,7 @@ impl Events {
     /// Follows an operation, unless there are too many streams. If one tenant has more than half of
     /// them, another tenant's stream replaces its oldest one.
     fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
-        let place = self.places.place(caller.tenants(), 1)?;
+        let place = self.places.place(caller.tenants(), 1, 0)?;
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = followed
             .entry(id)

@@ -25,7 +25,6 @@ use waybill_api::request::Envelope;
 use waybill_engine::{OperationId, OperationRow};
 use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Tenants};
-use waybill_http::payload::read_whole;
 use waybill_http::problem::{Kind, Problem};
 
 use super::{Api, Parameters, Reply, json, set};
@@ -78,8 +77,8 @@ impl Api {
             return Ok(None);
         }
         let bytes_max = ASK_BYTES_MAX.min(self.request_bytes_max);
-        let _held = self.hold(caller, bytes_max)?;
-        Ok(Some(read_whole(body, bytes_max, self.patience).await?))
+        let (_, body) = self.receive(body, bytes_max, caller, bytes_max).await?;
+        Ok(Some(body))
     }
 
     /// Looks up the operation of a verb, as GET does.

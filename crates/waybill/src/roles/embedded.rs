@@ -17,7 +17,7 @@ use waybill_telemetry::health::LowDisk;
 
 use super::agents::Reached;
 use super::broker_metrics::BrokerMetrics;
-use crate::broker_access::BrokerLogins;
+use crate::broker_access::{BrokerLogins, OwnLogins};
 
 /// The embedded broker, for other parts of its process.
 pub(super) struct EmbeddedBroker {
@@ -25,16 +25,14 @@ pub(super) struct EmbeddedBroker {
     pub(super) own_address: SocketAddr,
     /// The source of a backup of its logs.
     pub(super) logs: Logs,
-    logins: Option<Arc<BrokerLogins>>,
+    logins: Arc<OwnLogins>,
 }
 
 impl EmbeddedBroker {
-    /// The configuration with this process's login, if the broker requires one.
+    /// The configuration with this process's login.
     pub(super) fn with_login(&self, config: &Config) -> Config {
         let mut config = config.clone();
-        if let Some(logins) = &self.logins {
-            config.kafka.log_in("waybill", logins.own_token());
-        }
+        config.kafka.log_in("waybill", self.logins.token());
         config
     }
 }
@@ -50,8 +48,9 @@ pub(super) async fn broker(
     let logins = admin.auth().authenticator().map(|authenticator| {
         let topics = Topics::new(&config.kafka.topic_prefix);
         let logins = BrokerLogins::new(Arc::clone(authenticator), topics, config.agents_group());
-        Arc::new(logins)
+        Arc::new(logins) as Arc<dyn Logins>
     });
+    let own_logins = Arc::new(OwnLogins::new());
     let mut broker_config = BrokerConfig::new(data_dir::of_broker(&config.data_dir));
     broker_config.listen = settings.listen;
     broker_config.advertised = settings.advertised_host_and_port();
@@ -69,7 +68,8 @@ pub(super) async fn broker(
     broker_config.stored_groups_max = settings.stored_groups_max;
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
     broker_config.low_on_disk = low_disk.flag();
-    broker_config.logins = logins.clone().map(|logins| logins as Arc<dyn Logins>);
+    broker_config.logins = logins;
+    broker_config.own_logins = Some(Arc::clone(&own_logins) as Arc<dyn Logins>);
     let broker = Broker::start(broker_config)
         .await
         .map_err(|error| broker_not_started(config, error))?;
@@ -87,7 +87,7 @@ pub(super) async fn broker(
     Ok(EmbeddedBroker {
         own_address,
         logs,
-        logins,
+        logins: own_logins,
     })
 }
 

@@ -102,6 +102,40 @@ async fn bodies_that_stop_halfway_block_no_other_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn batches_that_arrive_slowly_keep_no_memory_from_others() {
+    const BATCHES: usize = 118;
+    let site = Site::start_with(Broker::Embedded, None, &[], 200);
+    let sent = b"POST /v1/operations:batch HTTP/1.1\r\nhost: localhost\r\n\
+        content-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n";
+    let mut slow = Vec::new();
+    for _ in 0..BATCHES {
+        let mut stream = TcpStream::connect(site.address("http")).await.unwrap();
+        stream.write_all(sent).await.unwrap();
+        slow.push(stream);
+    }
+    let batch = async || {
+        let line = json!({"workflow": "drone-delivery", "input": delivery("in-a-batch")});
+        let request = site.http.post(site.url("http", "/v1/operations:batch"));
+        let request = request.header("Content-Type", "application/x-ndjson");
+        let answer = request.body(line.to_string()).send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while batch().await.0 != StatusCode::SERVICE_UNAVAILABLE {
+        assert!(Instant::now() < deadline, "they take the memory");
+    }
+    // Single requests have memory of their own.
+    let url = site.url("http", "/api/deliveryrequests");
+    let single = site.post(&url, &delivery("beside-slow-batches")).await;
+    assert_eq!(single, StatusCode::ACCEPTED);
+    // Until then they may be honest.
+    tokio::time::sleep(2 * waybill_connections::SLOW_ARRIVAL).await;
+    let (status, answer) = batch().await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(answer.contains("202"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_admin_port_refuses_what_two_readers_could_frame_differently() {
     let site = Site::start();
     for head in [

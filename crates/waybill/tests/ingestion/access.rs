@@ -410,7 +410,7 @@ async fn a_tenant_whose_batches_take_all_memory_makes_room_for_another() {
     assert!(status.ends_with("200"), "{status}");
     // The oldest one was closed to make room.
     let (mut answer, mut part) = (String::new(), [0; 1024]);
-    while !answer.contains("Other tenants need the memory") {
+    while !answer.contains("Other requests need the memory") {
         let n = within(batches[0].read(&mut part)).await.unwrap();
         assert!(n > 0, "it ended without saying why: {answer}");
         answer.push_str(std::str::from_utf8(&part[..n]).unwrap());

@@ -14,7 +14,6 @@ use waybill_engine::{
 use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Scope};
 use waybill_http::json;
-use waybill_http::payload::read_whole;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 use super::body::{self, Requester, VerbBody};
@@ -130,10 +129,10 @@ impl Api {
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let key = Key::of(headers)?;
         check_media_type(headers, JSON)?;
-        let change = {
-            let _held = self.hold(caller, super::ASK_BYTES_MAX)?;
-            read_whole(body, super::ASK_BYTES_MAX, self.patience).await?
-        };
+        let (held, change) = self
+            .receive(body, super::ASK_BYTES_MAX, caller, super::ASK_BYTES_MAX)
+            .await?;
+        drop(held);
         let change = read_change(&change, self.rules.json_depth_max, wall_clock())?;
         let amendment = Amendment::Reschedule {
             fields: serde_json::to_vec(&change.fields()).map_err(|_| unwritable())?,
