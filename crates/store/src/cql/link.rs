@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_surely_was_not_done_counts_as_not_done() {
+    fn only_certain_failures_count_as_not_applied() {
         let consistency = Consistency::LocalQuorum;
         let timed_out = DbError::WriteTimeout {
             consistency,
