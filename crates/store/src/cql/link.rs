@@ -433,7 +433,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
 fn authorities(path: &Path) -> Result<X509Store, Cause> {
     let certificates = X509::stack_from_pem(&std::fs::read(path)?)?;
     if certificates.is_empty() {
-        return Err("the file contains no certificate".into());
+        return Err("the file contains no certificate (PEM)".into());
     }
     let mut trusted = X509StoreBuilder::new()?;
     for certificate in certificates {
