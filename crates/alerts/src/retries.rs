@@ -73,7 +73,7 @@ impl Retries {
                 attempt,
                 cause,
                 retry_in_seconds = wait.as_secs_f64(),
-                "could not deliver a message; trying again"
+                "could not deliver a message; retrying"
             );
             tokio::select! {
                 biased;

@@ -557,7 +557,7 @@ mod tests {
     const ENOSPC: i32 = 28;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_broker_whose_syncs_find_the_disk_full_goes_on_by_itself_once_there_is_room() {
+    async fn a_broker_recovers_from_a_full_disk_without_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = BrokerConfig::new(dir.path());
         config.listen = "127.0.0.1:0".parse().unwrap();

@@ -186,7 +186,10 @@ fn decide(
     let Some((workflow, index)) =
         workflow.and_then(|found| Some((found, found.step_index(&seen.step)?)))
     else {
-        return (RecoveryVerb::Park { seen }, "its workflow is unknown");
+        return (
+            RecoveryVerb::Park { seen },
+            "the operation's workflow is unknown",
+        );
     };
     let mut steps = workflow.steps().iter();
     if steps.any(|step| (step.is_pivot || step.undo == Undo::Impossible) && is_completed(step)) {

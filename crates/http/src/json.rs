@@ -211,7 +211,7 @@ impl Node<'_> {
                 kind: FindingKind::TooDeep,
                 way: Vec::new(),
             });
-            return Err(E::custom("nested too deep"));
+            return Err(E::custom("nested too deeply"));
         }
         Ok(())
     }

@@ -246,7 +246,7 @@ impl Kind {
                 "Unsupported media type",
                 "Send application/json (application/x-ndjson for a batch) in UTF-8, without Content-Encoding."),
             Self::InvalidValues => ("/problems/invalid-values", S::UNPROCESSABLE_ENTITY,
-                "Fields of the request have wrong values",
+                "Invalid values",
                 "The errors list each field with what was expected."),
             Self::HeadTooLarge => ("/problems/head-too-large", S::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "The request head is too long",
@@ -311,7 +311,7 @@ pub struct Problem {
     #[schema(value_type = String, format = "uri-reference", example = "/problems/invalid-values")]
     pub kind: Kind,
     /// A summary of the type.
-    #[schema(value_type = String, example = "Fields of the request have wrong values")]
+    #[schema(value_type = String, example = "Invalid values")]
     title: &'static str,
     /// The HTTP status code.
     #[schema(example = 422)]
@@ -595,7 +595,7 @@ mod tests {
             shown(&problem),
             json!({
                 "type": "/problems/invalid-values",
-                "title": "Fields of the request have wrong values",
+                "title": "Invalid values",
                 "status": 422,
                 "detail": "1 value is invalid.",
                 "errors": [{"pointer": "/a", "detail": "must be a string"}],

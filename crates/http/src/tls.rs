@@ -145,7 +145,7 @@ impl Identity {
         let chain = read_chain(chain_path, chain)?;
         let Some((certificate, issuers)) = chain.split_first() else {
             return Err(format!(
-                "{} holds no certificate (PEM)",
+                "{} contains no certificate (PEM)",
                 chain_path.display()
             ));
         };
@@ -177,13 +177,17 @@ impl Identity {
 
 fn read_chain(path: &Path, text: &[u8]) -> Result<Vec<X509>, String> {
     X509::stack_from_pem(text)
-        .map_err(|_| format!("{} holds a malformed certificate", path.display()))
+        .map_err(|_| format!("{} contains an invalid certificate", path.display()))
 }
 
 fn read_key(path: &Path, text: &[u8]) -> Result<PKey<Private>, String> {
     // Without this callback OpenSSL would ask for the passphrase on the terminal.
-    PKey::private_key_from_pem_callback(text, |_| Ok(0))
-        .map_err(|_| format!("{} holds no unencrypted private key (PEM)", path.display()))
+    PKey::private_key_from_pem_callback(text, |_| Ok(0)).map_err(|_| {
+        format!(
+            "{} contains no unencrypted private key (PEM)",
+            path.display()
+        )
+    })
 }
 
 fn acceptor(

@@ -535,7 +535,7 @@ impl Delivered for Box<DeliveryCallback> {
 }
 
 fn conflict(submission: &Submission) -> Problem {
-    let detail = "A different request has this id.";
+    let detail = "An earlier, different request has this id.";
     Problem::new(Kind::IdConflict, detail).with_id(submission.repeat_with())
 }
 

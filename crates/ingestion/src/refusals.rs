@@ -188,7 +188,9 @@ fn sentence(code: &'static str) -> &'static str {
         "failed" => "The operation has failed, or is being undone.",
         PAST_PIVOT => "A completed step cannot be undone; the operation can only go forward.",
         "step-sent" => "A step that uses a changed field was already requested.",
-        "compensation-failed" => "The operation could not be undone: retry its compensation.",
+        "compensation-failed" => {
+            "The operation could not be undone: use retry-compensation, undone or abandon."
+        }
         "not-parked-in-error" => {
             "Only an operation in Error can be resubmitted. To run another failed operation again \
              as a new one, use asNew."
@@ -213,7 +215,7 @@ fn sentence(code: &'static str) -> &'static str {
              the new operation."
         }
         "input-invalid" => "The input is invalid: submit a new, corrected request.",
-        "workflow-unknown" => "The workflow is unknown.",
+        "workflow-unknown" => "The operation's workflow is unknown.",
         _ => "The operation's state does not allow this.",
     }
 }

@@ -13,7 +13,7 @@ pub enum Verb {
     Abandon,
     /// Retry the undo that failed.
     RetryCompensation,
-    /// Record that a person undid a step.
+    /// Record that an operator undid a step.
     Undone,
 }
 

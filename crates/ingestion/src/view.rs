@@ -49,8 +49,8 @@ pub struct OperationView {
     /// `Processed`: every step is completed or skipped. `Error`: failed permanently, and parked.
     /// `Compensating`: completed steps are being undone. `Compensated`: failed permanently, and no
     /// effects remain. `Cancelled`: cancelled by its caller, and no effects remain.
-    /// `CompensationFailed`: could not be undone, and parked. `Rejected`: an earlier request has
-    /// the same id.
+    /// `CompensationFailed`: could not be undone, and parked. `Rejected`: an earlier,
+    /// different request has this id.
     #[schema(example = "Processing")]
     pub state: &'static str,
     /// The steps, in the order of the workflow.
@@ -311,7 +311,7 @@ impl OperationView {
             state: "Rejected",
             error: Some(ErrorView {
                 code: "id-conflict".to_owned(),
-                message: "an earlier request has this id".to_owned(),
+                message: "an earlier, different request has this id".to_owned(),
                 step: None,
             }),
             what_next: None,

@@ -256,7 +256,9 @@ impl Round<'_> {
     fn new_probe(&self) -> Option<Probe> {
         let probe = Probe::new(self.config);
         probe
-            .inspect_err(|error| tracing::warn!(%error, "cannot search for the damaged partition"))
+            .inspect_err(
+                |error| tracing::warn!(%error, "could not search for the damaged partition"),
+            )
             .ok()
     }
 

@@ -380,7 +380,7 @@ impl GroupConsumer {
         }
         tracing::warn!(
             client = self.client_id,
-            "another member has this member's instance ID: this process before an outage, or \
+            "another member has this member's instance id: this process before an outage, or \
              another process; rejoining the group"
         );
         let context = Context::new(&self.client_id, &self.config, Arc::clone(&self.commits));

@@ -386,7 +386,7 @@ impl PartitionConsumer {
         timeout: Duration,
     ) -> Result<Option<TopicId>, RequestError> {
         native::topic_id(self.consumer.client(), topic, partition, timeout)
-            .map_err(RequestError::new("reading the ID of a topic"))
+            .map_err(RequestError::new("reading the id of a topic"))
     }
 
     /// The offset that the next record of an assigned partition will get, as of the last fetch.

@@ -309,7 +309,7 @@ fn end_aside<D: Delivered>(old: Arc<NativeProducer<D>>) {
         .spawn(move || drop(old));
     if let Err(error) = ending {
         // The producer was dropped here, with the closure that did not run.
-        tracing::warn!(%error, "cannot start the thread that closes a failed producer");
+        tracing::warn!(%error, "could not start the thread that closes a failed producer");
     }
 }
 

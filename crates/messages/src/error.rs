@@ -51,7 +51,7 @@ pub enum EncodeError {
         values_max: usize,
     },
     /// The record's schema has no registry ID.
-    #[error("the {record} cannot be written: its schema has no ID in the schema registry")]
+    #[error("the {record} cannot be written: its schema has no id in the schema registry")]
     NoSchemaId {
         /// The record's schema name.
         record: &'static str,
@@ -97,7 +97,7 @@ pub enum DecodeError {
         fingerprint: u64,
     },
     /// The value names a registry schema, and no registry is configured.
-    #[error("the {record} has schema ID {id}, but no schema registry is configured")]
+    #[error("the {record} has schema id {id}, but no schema registry is configured")]
     NoRegistry {
         /// The record that was expected.
         record: &'static str,
@@ -105,7 +105,7 @@ pub enum DecodeError {
         id: SchemaId,
     },
     /// The registry has no such schema.
-    #[error("the {record} has schema ID {id}, which the schema registry does not have")]
+    #[error("the {record} has schema id {id}, which the schema registry does not have")]
     UnknownSchemaId {
         /// The record that was expected.
         record: &'static str,
@@ -113,7 +113,7 @@ pub enum DecodeError {
         id: SchemaId,
     },
     /// The registry's schema is not an Avro schema, or an unusable one.
-    #[error("the {record} has schema ID {id}, whose schema cannot be used: {cause}")]
+    #[error("the {record} has schema id {id}, whose schema cannot be used: {cause}")]
     UnusableSchema {
         /// The record that was expected.
         record: &'static str,
@@ -124,7 +124,7 @@ pub enum DecodeError {
     },
     /// The registry has not returned the schema yet. The record may be good: read it again later
     /// ([`DecodeError::waits_for`]).
-    #[error("the {record} has schema ID {id}, which the schema registry has not returned yet")]
+    #[error("the {record} has schema id {id}, which the schema registry has not returned yet")]
     NotYet {
         /// The record that was expected.
         record: &'static str,

@@ -155,7 +155,7 @@ impl DiskWatch {
             Ok(space) => space,
             Err(error) => {
                 let dir = self.dir.display();
-                tracing::warn!(%dir, %error, "cannot read the free disk space");
+                tracing::warn!(%dir, %error, "could not read the free disk space");
                 return;
             }
         };

@@ -15,7 +15,7 @@ use waybill_telemetry::{Declared, Metric};
 
 const DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_store_request_duration_seconds",
-    "Time until the state store answered, by kind of request",
+    "Duration of requests to the state store, by kind of request",
     ["statement"],
 );
 const FAILURES: Metric<Counter, 1> = Metric::new(

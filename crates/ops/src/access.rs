@@ -70,7 +70,7 @@ impl AccessArgs {
             let trusted = Certificate::from_pem_bundle(&text)
                 .ok()
                 .filter(|trusted| !trusted.is_empty())
-                .ok_or_else(|| refused("holds no certificate (PEM)"))?;
+                .ok_or_else(|| refused("contains no certificate (PEM)"))?;
             for certificate in trusted {
                 client = client.add_root_certificate(certificate);
             }

@@ -236,7 +236,7 @@ fn explained(error: CheckError) -> anyhow::Error {
 
 fn read_input(path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
     let object: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(&text).with_context(|| format!("{shown} is not a JSON object"))?;
     Ok(serde_json::Value::Object(object).to_string())

@@ -62,15 +62,15 @@ pub(crate) enum Undecoded {
     #[error("the value of {bytes} bytes is larger than {VALUE_BYTES_MAX} bytes")]
     TooLarge { bytes: usize },
     #[error(
-        "the value of {bytes} bytes is framed neither as an Avro single object nor as Confluent \
-         wire format"
+        "the value of {bytes} bytes has neither Avro single-object encoding nor the Confluent wire \
+         format"
     )]
     NotFramed { bytes: usize },
     #[error("the value was written with an unknown schema, fingerprint {fingerprint:016x}")]
     UnknownFingerprint { fingerprint: u64 },
-    #[error("the value names the registry's schema {id}: give its file with --schema {id}=FILE")]
+    #[error("the value has schema id {id}: give its file with --schema {id}=FILE")]
     UnknownSchemaId { id: u32 },
-    #[error("the value names the registry's schema {id}: {cause}")]
+    #[error("the value has schema id {id}: {cause}")]
     NotInRegistry { id: u32, cause: String },
     #[error("the {schema} is malformed: {cause}")]
     Malformed { schema: String, cause: String },
@@ -123,7 +123,7 @@ impl Schemas {
         for RegistrySchema { id, file } in given {
             let path = file.display();
             let json =
-                std::fs::read_to_string(file).with_context(|| format!("{path} cannot be read"))?;
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {path}"))?;
             let known = Known::parse(&json, || path.to_string());
             by_id.insert(*id, Ok(Rc::new(known.with_context(|| path.to_string())?)));
         }
@@ -227,7 +227,7 @@ impl Asked {
                 Known::parse(&schema, || format!("schema {id}")).map_err(|error| error.to_string())
             }
             Ok(Some(stored)) => Err(format!("it is of type {}", stored.schema_type)),
-            Ok(None) => Err("the registry does not have it".to_owned()),
+            Ok(None) => Err("the schema registry does not have it".to_owned()),
             Err(error) => Err(chain(&error)),
         }
     }
@@ -394,7 +394,7 @@ mod tests {
         let error = load(&[]).decode(&confluent).err();
         assert_eq!(
             error.unwrap().to_string(),
-            "the value names the registry's schema 7: give its file with --schema 7=FILE"
+            "the value has schema id 7: give its file with --schema 7=FILE"
         );
     }
 
@@ -408,8 +408,8 @@ mod tests {
             assert!(error.contains("the step-reply is malformed"), "{error}");
         }
         let cases: [(&[u8], &str); 5] = [
-            (b"", "framed neither"),
-            (b"{}", "framed neither"),
+            (b"", "has neither Avro"),
+            (b"{}", "has neither Avro"),
             (&too_long, "followed by 2 bytes"),
             (
                 b"\xc3\x01\x01\x02\x03\x04\x05\x06\x07\x08",

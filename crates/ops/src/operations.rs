@@ -59,7 +59,7 @@ pub struct OpsArgs {
 /// What to do with operations.
 #[derive(Clone, Debug, Subcommand)]
 enum OpsCommand {
-    /// List operations that linger, failed or wait for a person
+    /// List operations that linger, failed or are parked
     List(list::ListArgs),
     /// Show an operation: its steps, attempts and times, what happens next, and the possible verbs
     Show(show::ShowArgs),
@@ -71,7 +71,7 @@ enum OpsCommand {
     Abandon(ask::AbandonArgs),
     /// Retry the undo of steps that could not be undone
     RetryCompensation(ask::PlainArgs),
-    /// Record that a person undid a step
+    /// Record that an operator undid a step
     Undone(ask::UndoneArgs),
     /// Cancel on behalf of the caller, and undo the completed steps
     Cancel(ask::PlainArgs),

@@ -71,7 +71,7 @@ pub enum SettingsError {
     #[error("cannot read the trusted certificates")]
     Certificates(#[source] reqwest::Error),
     /// The PEM text contains no certificate.
-    #[error("the trusted certificates contain no certificate in PEM format")]
+    #[error("the trusted certificates contain no certificate (PEM)")]
     NoCertificate,
     /// The HTTP client cannot be created.
     #[error("cannot create the client of the schema registry")]

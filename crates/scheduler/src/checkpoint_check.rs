@@ -54,8 +54,8 @@ pub(super) enum MismatchCause {
     /// It ends before the checkpoint.
     #[error(
         "records are done up to offset {done}, but the log ends at {end}: the checkpoint belongs \
-         to another topic; if the topic was recreated and the unfinished records of the old one \
-         may be lost, set scheduler.skipDeletedRequests: true"
+         to another log of this partition (topic recreated); if the unfinished records of the old \
+         topic may be lost, set scheduler.skipDeletedRequests: true"
     )]
     Shorter {
         /// The checkpoint: every record below it was done.
@@ -65,7 +65,7 @@ pub(super) enum MismatchCause {
     },
     /// No record was done, and the topic was recreated.
     #[error(
-        "no record is done, but the topic was deleted and created again: its ID was {}... and is \
+        "no record is done, but the topic was deleted and created again: its id was {}... and is \
          now {found}, and the requests in the old topic are lost; to continue without them, set \
          scheduler.skipDeletedRequests: true",
         TopicId::shown_by_head(*.expected)
@@ -78,7 +78,7 @@ pub(super) enum MismatchCause {
     },
     /// The record below the checkpoint is not the one that was done.
     #[error(
-        "{0}; if the topic was recreated and the unfinished records of the old one may be lost, set \
+        "{0}; if the unfinished records of the old topic may be lost, set \
          scheduler.skipDeletedRequests: true"
     )]
     Differs(String),

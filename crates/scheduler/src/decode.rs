@@ -112,7 +112,7 @@ impl Decoder {
             return Ok(self.misrouted(record, operation, filter));
         }
         if record.key() != Some(&operation.key()[..]) {
-            let cause = format!("the record's key is not the ID of its operation, {operation}");
+            let cause = format!("the record's key is not the id of its operation, {operation}");
             return Ok(self.unreadable(record, cause));
         }
         let mut request = match admit(request) {

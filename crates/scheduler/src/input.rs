@@ -154,7 +154,8 @@ impl std::fmt::Display for LostCause {
             Self::Fingerprint { expected, found } => write!(
                 f,
                 "the record below the checkpoint has fingerprint {found:016x}, not \
-                 {expected:016x}: the checkpoint belongs to another topic"
+                 {expected:016x}: the checkpoint belongs to another log of this partition (topic \
+                 recreated)"
             ),
             Self::Client(cause) => write!(f, "the Kafka client failed: {cause}"),
         }

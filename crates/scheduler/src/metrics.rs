@@ -279,7 +279,7 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard(
             "waybill_requests_rejected_total",
-            "Requests with the ID of an existing operation and a different body",
+            "Requests with the id of an existing operation and a different body",
         ),
         |s| s.rejected,
     ),

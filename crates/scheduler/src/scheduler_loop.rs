@@ -212,8 +212,10 @@ impl SchedulerLoop {
             } => {
                 let now = self.clock.last();
                 let Ok(end) = end else {
-                    return self
-                        .begin_again([(shard, generation)], "cannot read the end of its replies");
+                    return self.begin_again(
+                        [(shard, generation)],
+                        "could not read the end of its replies",
+                    );
                 };
                 if let Some(owned) = self.owned(shard, generation) {
                     owned.inbox_end_awaited = false;
@@ -319,8 +321,8 @@ impl SchedulerLoop {
         let rows = match result {
             Ok(rows) => rows,
             Err(error) => {
-                tracing::error!(%shard, error = %chain(&error), "cannot read rows");
-                return self.begin_again([(shard, generation)], "cannot read rows");
+                tracing::error!(%shard, error = %chain(&error), "could not read rows");
+                return self.begin_again([(shard, generation)], "could not read rows");
             }
         };
         let Some(owned) = self.owned(shard, generation) else {
@@ -537,7 +539,7 @@ impl SchedulerLoop {
                             tracing::warn!(
                                 %partition,
                                 %error,
-                                "cannot read the end of the replies; retrying"
+                                "could not read the end of the replies; retrying"
                             );
                             tokio::time::sleep(RETRY_AFTER).await;
                         }

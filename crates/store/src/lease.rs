@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_begins_with_the_first_owner_or_where_one_that_it_follows_had_begun() {
+    fn a_shard_has_begun_after_a_first_owner_or_a_predecessor_that_had_begun() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(0));
         let following = |partition: u32, parents: &[Followed]| {
             let partition = PartitionId(partition);

@@ -122,7 +122,7 @@ impl Subject for Cql {
 contract_tests!(Cql::new());
 
 #[tokio::test]
-async fn it_is_not_exclusive() {
+async fn a_cql_store_allows_several_processes() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };

@@ -60,13 +60,13 @@ impl Subject for Embedded {
 contract_tests!(Embedded::new());
 
 #[test]
-fn it_is_exclusive() {
+fn an_embedded_store_allows_one_process() {
     assert!(Embedded::new().store().is_exclusive());
 }
 
 /// With a memory of one stamp, nearly every write has to read the stored row.
 #[tokio::test]
-async fn the_higher_stamp_stands_also_when_recent_stamps_are_forgotten() {
+async fn the_higher_stamp_wins_after_recent_stamps_are_forgotten() {
     let subject = Embedded::new();
     let mut config = EmbeddedConfig::new(subject.dir.path());
     config.recent_stamps = 1;

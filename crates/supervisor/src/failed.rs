@@ -160,8 +160,8 @@ impl Following {
                         partition = %record.partition,
                         offset = %record.offset,
                         error = &error as &dyn std::error::Error,
-                        "unreadable record in failed-operations; sending it to the dead-letter \
-                         topic (the deadline index still has its operation)"
+                        "could not decode a record of failed-operations; sending it to the \
+                         dead-letter topic (the deadline index still has its operation)"
                     );
                     dead_letters.push(dead_letter(record.clone(), "supervisor", &chain(&error)));
                 }

@@ -149,7 +149,7 @@ impl Follower {
                 Ok(None) => {}
                 Err(error) => {
                     if !std::mem::replace(&mut has_failed, true) {
-                        tracing::warn!(error = %chain(&error), "cannot read the partition map");
+                        tracing::warn!(error = %chain(&error), "could not read the partition map");
                     }
                 }
             }

@@ -174,11 +174,11 @@ impl Reader {
             Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,
-                "could not publish dead letters; trying again"
+                "could not publish dead letters; retrying"
             ),
             Some(Err(_)) => tracing::warn!(
                 receiver = self.receiver,
-                "could not publish dead letters in time; trying again"
+                "could not publish dead letters in time; retrying"
             ),
         }
     }

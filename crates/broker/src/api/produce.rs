@@ -227,7 +227,7 @@ pub(super) fn init_producer_id(
             .with_producer_id(ProducerId(id))
             .with_producer_epoch(0),
         Err(error) => {
-            tracing::error!(%error, "cannot allocate a producer ID");
+            tracing::error!(%error, "could not allocate a producer id");
             refused(ResponseError::KafkaStorageError)
         }
     }

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_all_groups_hold_so_much_memory_together() {
+    fn the_members_of_all_groups_share_one_memory_limit() {
         let coordinator = coordinator(4 * MIB);
         let anew = StrBytes::new();
         let (first, _) = joined(&coordinator, "a", join(&anew, 2 * MIB));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_memory_stops_no_group_that_is_there() {
+    fn exhausted_group_memory_does_not_stop_existing_groups() {
         let coordinator = coordinator(2 * MIB);
         let anew = StrBytes::new();
         let (member, _) = joined(&coordinator, "a", join(&anew, MIB));

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_look_like_many_large_batches_are_gone_over_a_few_times_only() {
+    fn bytes_that_look_like_large_batches_are_scanned_a_bounded_number_of_times() {
         let dir = tempfile::tempdir().unwrap();
         let (file, _, _) = filled_segment(dir.path(), 1);
         let front = std::fs::read(file.path()).unwrap()[..HEADER_BYTES].to_vec();

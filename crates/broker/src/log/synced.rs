@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_which_none_can_be_read_are_told_from_files_that_are_not_there() {
+    fn unreadable_files_are_distinguished_from_missing_files() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(newest(dir.path()), Ok(None)));
         let ends = SyncedEnds::load(dir.path());

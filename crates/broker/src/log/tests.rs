@@ -363,7 +363,7 @@ async fn a_batch_that_cannot_be_cut_off_or_written_takes_the_partition_offline()
 }
 
 #[tokio::test]
-async fn an_index_that_there_is_no_room_for_is_written_later_and_not_needed_at_a_start() {
+async fn an_index_that_does_not_fit_on_the_disk_is_written_later() {
     let dir = tempfile::tempdir().unwrap();
     let scene = Scene::open(&dir, rolling(synced())).unwrap();
     faults::plan(dir.path(), Op::Replace, ENOSPC, 3);

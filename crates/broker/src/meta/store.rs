@@ -197,7 +197,7 @@ impl Reopening {
                 failures.tried = Some(Instant::now());
                 tracing::warn!(
                     error = &*error as &dyn Error,
-                    "could not reopen the broker's metadata; trying again"
+                    "could not reopen the broker's metadata; retrying"
                 );
             }
         }

@@ -45,7 +45,7 @@ fn log_start(topics: &Topics) -> i64 {
 }
 
 #[test]
-fn an_hour_is_an_hour_of_the_broker_whatever_the_wall_clock_has_said() {
+fn retention_ignores_changes_of_the_wall_clock() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
     topics.create("t", 1, an_hour()).unwrap();

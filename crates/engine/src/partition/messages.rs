@@ -244,13 +244,15 @@ fn amendment_status(
 fn refusal(code: &str) -> &'static str {
     match code {
         "final" => "the operation is already final",
-        "past-pivot" => "a completed step allows the operation only to go forward",
+        "past-pivot" => "a completed step cannot be undone; the operation can only go forward",
         "step-sent" => "a step that uses a changed field was already requested",
         "failed" => "the operation has failed",
-        "compensation-failed" => "the operation could not be undone and needs operator action",
+        "compensation-failed" => {
+            "the operation could not be undone: use retry-compensation, undone or abandon"
+        }
         "unknown-operation" => "the operation does not exist",
-        "workflow-unknown" => "the scheduler does not have the operation's workflow",
-        _ => "the request does not match the operation",
+        "workflow-unknown" => "the operation's workflow is unknown",
+        _ => "the operation's state does not allow this",
     }
 }
 
@@ -278,7 +280,7 @@ pub(super) fn rejected_status(
         sequence: 0,
         error: Some(StepError {
             code: "id-conflict".to_owned(),
-            message: "an operation with this ID and a different request already exists".to_owned(),
+            message: "an earlier, different request has this id".to_owned(),
         }),
         failing_step: None,
         step: None,

@@ -312,7 +312,7 @@ fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not
 }
 
 #[test]
-fn a_record_is_judged_by_the_number_of_partitions_that_it_was_put_there_by() {
+fn a_record_belongs_to_the_partition_of_the_partition_count_it_was_written_with() {
     let ends = TopicOffsets {
         requests: Offset(10),
         high_priority: Offset(10),

@@ -486,7 +486,7 @@ fn an_undo_counts_once_it_was_asked_for_after_all_attempts_had_settled() {
 }
 
 #[test]
-fn an_undo_is_confirmed_by_a_probe_where_there_is_one_and_made_again_if_the_step_stands() {
+fn an_undo_is_confirmed_by_a_probe_and_repeated_if_the_effect_remains() {
     for (answer, expected) in [
         (StepEvent::NotPerformed, StepState::Compensated),
         (

@@ -341,7 +341,7 @@ fn a_workflow_that_can_keep_its_promise_is_accepted() {
 }
 
 #[test]
-fn behind_a_pivot_a_failed_step_is_left_to_a_person_unless_it_is_tried_on() {
+fn after_a_pivot_a_failed_step_parks_unless_it_is_retried() {
     let steps = vec![
         step("stock"),
         pivot("pay"),

@@ -141,8 +141,7 @@ fn the_last_success_ends_the_operation_with_one_row_and_one_status() {
 }
 
 #[test]
-fn what_happens_to_an_operation_within_one_batch_is_written_once_and_only_the_last_step_asked_for()
-{
+fn one_batch_writes_an_operation_once_and_requests_only_its_last_step() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));

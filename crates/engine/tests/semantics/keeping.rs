@@ -603,7 +603,7 @@ fn undated() -> CreateRequest {
 }
 
 #[test]
-fn what_was_asked_for_by_a_clock_an_hour_ahead_is_asked_for_again_when_it_is_set_right() {
+fn a_step_requested_by_a_clock_an_hour_ahead_is_requested_again_after_the_correction() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());

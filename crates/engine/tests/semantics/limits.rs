@@ -271,8 +271,7 @@ fn an_unreadable_record_is_dead_lettered_unchanged() {
 }
 
 #[test]
-fn a_request_that_was_sent_on_from_the_partition_that_had_it_leads_to_its_operation_until_that_is_safe()
- {
+fn a_rerouted_request_holds_the_checkpoint_until_its_operation_ends() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();

@@ -121,8 +121,7 @@ fn an_undo_waits_on_where_the_attempt_was_asked_for_more_than_once() {
 }
 
 #[test]
-fn where_a_service_does_not_refuse_what_comes_late_an_undo_is_confirmed_once_attempts_have_settled()
-{
+fn without_tombstones_an_undo_is_confirmed_once_all_attempts_have_settled() {
     let mut fixture = with_steps(vec![forgetful("a"), forgetful("b")]);
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));

@@ -80,7 +80,7 @@ fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() 
 }
 
 #[test]
-fn what_was_parked_on_its_way_back_for_want_of_its_workflow_goes_on_there_once_that_is_known() {
+fn an_undo_parked_for_an_unknown_workflow_continues_once_the_workflow_is_known() {
     let mut fixture = refused_at_b();
     fixture.round();
     fixture.undo_reply(id(1), reply("b", 2, undone()));
@@ -703,7 +703,7 @@ fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
 }
 
 #[test]
-fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alone() {
+fn only_the_position_in_its_partition_decides_that_a_reschedule_precedes_its_create() {
     // From the request's own partition, and from another one, after the number of partitions has
     // grown.
     for (partition, answer) in [

@@ -242,7 +242,7 @@ fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 30] {
         ("time-outs", time_outs),
         ("unknown outcomes", unknown_outcomes),
         ("not attempted", not_attempted),
-        ("put off", put_off),
+        ("postponed", put_off),
         ("stale replies", stale_replies),
         ("late successes", late_successes),
         ("unknown replies", unknown_replies),

@@ -342,7 +342,7 @@ fn accepted_response(example: Value) -> Response {
 fn repeated<T: ToSchema>(example: Value) -> Response {
     ResponseBuilder::new()
         .description(
-            "A repeat: the operation that the first request created, or only its IDs for callers \
+            "A repeat: the operation that the first request created, or only its ids for callers \
              without the scope `read`.",
         )
         .header("Location", location_header())

@@ -32,7 +32,7 @@ pub struct AcceptedView<'a> {
     pub request: Option<&'a RawValue>,
 }
 
-/// The IDs of an operation, for callers without the scope `read`.
+/// The ids of an operation, for callers without the scope `read`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Known)]

@@ -54,6 +54,6 @@ fn here(admin: &Admin) -> Result<&Shards, Problem> {
 }
 
 fn unavailable(error: &StoreError) -> Problem {
-    tracing::warn!(error = %chain(error), "cannot show or change the shards");
+    tracing::warn!(error = %chain(error), "could not show or change the shards");
     Problem::new(Kind::StoreUnavailable, "The state store is unavailable.")
 }

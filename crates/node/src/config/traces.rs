@@ -71,7 +71,8 @@ impl TracesConfig {
             let certificates = Certificate::from_pem_bundle(pem.as_bytes());
             let certificates = certificates.ok().filter(|found| !found.is_empty());
             let certificates = certificates.ok_or_else(|| {
-                ConfigError::invalid(key, format!("({}) has no certificate", path.display()))
+                let problem = format!("({}) contains no certificate (PEM)", path.display());
+                ConfigError::invalid(key, problem)
             })?;
             client = client.tls_certs_merge(certificates);
         }
@@ -208,7 +209,7 @@ mod tests {
                 Box::new(|c| c.ca_file = Some("/nonexistent".into())),
             ),
             (
-                "has no certificate",
+                "contains no certificate (PEM)",
                 Box::new(|c| c.ca_file = Some(bad.path().to_owned())),
             ),
         ];

@@ -69,9 +69,9 @@ impl ListArgs {
             eprintln!("there are more: --after {last}");
         }
         if page.last.is_none() && found.forbidden.is_empty() {
-            let behind = self.after.as_ref().map(|after| format!(" behind {after}"));
+            let after = self.after.as_ref().map(|after| format!(" after {after}"));
             let open = if self.open { "open " } else { "" };
-            eprintln!("no {open}dead letters{}", behind.unwrap_or_default());
+            eprintln!("no {open}dead letters{}", after.unwrap_or_default());
         }
         found.require_all()
     }

@@ -88,7 +88,7 @@ struct Target {
 /// How to wait for the result and print it.
 #[derive(Clone, Debug, Args)]
 struct How {
-    /// With an ID: wait for the result, for at most this time [default without a time: 60s]
+    /// With an id: wait for the result, for at most this time [default without a time: 60s]
     #[arg(
         long,
         value_name = "DURATION",
@@ -204,13 +204,13 @@ impl Target {
     fn check(&self) -> Result<(), OpsError> {
         let problem = match self.id {
             Some(_) if !self.filter.is_tenant_only() => {
-                "with an ID, --tenant is the only flag that may select operations"
+                "with an id, --tenant is the only flag that may select operations"
             }
             None if self.how.wait.is_some() => {
-                "--wait needs an ID; use --canary-wait with many operations"
+                "--wait needs an id; use --canary-wait with many operations"
             }
             None if self.filter.is_empty() && !self.many.all => {
-                "select operations: give an ID, flags such as --error, or --all"
+                "select operations: give an id, flags such as --error, or --all"
             }
             Some(_) | None => return Ok(()),
         };

@@ -92,7 +92,7 @@ impl ListArgs {
 /// The text for an empty list.
 fn nothing_found(filter: &Filter) -> &'static str {
     match filter.is_empty() {
-        true => "no operations linger, failed, or wait for a person",
+        true => "no operations linger, failed, or are parked",
         false => "no operations match",
     }
 }
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn an_empty_list_says_whether_a_filter_left_it_empty() {
         let all = nothing_found(&Filter::default());
-        assert_eq!(all, "no operations linger, failed, or wait for a person");
+        assert_eq!(all, "no operations linger, failed, or are parked");
         let some = Filter::default().or_states(&[waybill_engine::ProcessState::Error]);
         assert_eq!(nothing_found(&some), "no operations match");
     }

@@ -217,7 +217,7 @@ fn a_refused_topic_is_named_with_both_ids() {
     let said = mismatch.to_string();
     assert!(said.starts_with("requests: no record is done"), "{said}");
     assert!(
-        said.contains("its ID was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
+        said.contains("its id was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
         "{said}"
     );
 }

@@ -62,8 +62,8 @@ impl EndsReader {
                     tracing::warn!(
                         %partition,
                         error = %chain(&error),
-                        "cannot read committed offsets; skipping the check whether the partition \
-                         ran before"
+                        "could not read committed offsets; skipping the check whether the \
+                         partition ran before"
                     );
                     Ok(None)
                 }

@@ -53,7 +53,7 @@ impl SchedulerLoop {
             Err(error) => {
                 // Log once for each series of failures, since the read is repeated.
                 if !std::mem::replace(&mut self.layout_unread, true) {
-                    tracing::warn!(error = %chain(&error), "cannot read the shard layout");
+                    tracing::warn!(error = %chain(&error), "could not read the shard layout");
                 }
                 return;
             }

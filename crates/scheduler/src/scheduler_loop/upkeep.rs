@@ -97,7 +97,7 @@ impl SchedulerLoop {
                 return slot.rest(RETRY_AFTER);
             }
             Err(error) => {
-                tracing::warn!(%shard, error = %chain(&error), "cannot take over the partition");
+                tracing::warn!(%shard, error = %chain(&error), "could not take over the partition");
                 return slot.rest(RETRY_AFTER);
             }
         };
@@ -456,7 +456,7 @@ async fn read_ends(
                 tracing::info!(
                     %partition,
                     error = %chain(&error),
-                    "cannot read the ends of the logs; retrying"
+                    "could not read the ends of the logs; retrying"
                 );
                 tokio::time::sleep(ENDS_AGAIN_AFTER).await;
             }

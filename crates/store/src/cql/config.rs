@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_break_out_of_a_statement_is_refused() {
+    fn values_that_could_inject_cql_are_refused() {
         assert_eq!(CqlConfig::new(["a"]).validate(), Ok(()));
         for keyspace in ["", "Waybill", "1st", "a b", "a\"b", "a.b", &"a".repeat(49)] {
             let config = CqlConfig {

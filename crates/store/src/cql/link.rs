@@ -433,7 +433,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
 fn authorities(path: &Path) -> Result<X509Store, Cause> {
     let certificates = X509::stack_from_pem(&std::fs::read(path)?)?;
     if certificates.is_empty() {
-        return Err("the file contains no certificate".into());
+        return Err("the file contains no certificate (PEM)".into());
     }
     let mut trusted = X509StoreBuilder::new()?;
     for certificate in certificates {
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_surely_was_not_done_counts_as_not_done() {
+    fn only_certain_failures_count_as_not_applied() {
         let consistency = Consistency::LocalQuorum;
         let timed_out = DbError::WriteTimeout {
             consistency,

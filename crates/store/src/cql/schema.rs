@@ -61,37 +61,39 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
     "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
      state text, epoch bigint, next_due timestamp, failure_count int, updated_at timestamp, \
      PRIMARY KEY (slot, id)) \
-     WITH comment = 'one row per operation; body and created are the program''s, the rest is for people'",
+     WITH comment = 'one row per operation; the program reads body and created, the \
+     other columns are for people'",
     "CREATE TABLE IF NOT EXISTS {ks}.due (shard bigint, bucket bigint, entry blob, \
      PRIMARY KEY ((shard, bucket), entry)) \
      WITH compaction = {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', \
      'compaction_window_size': '1'} \
      AND gc_grace_seconds = 10800 \
-     AND comment = 'the deadline index: hints, expired by TTL'",
+     AND comment = 'the deadline index; entries expire by TTL'",
     "CREATE TABLE IF NOT EXISTS {ks}.due_cursors (shard bigint PRIMARY KEY, bucket bigint) \
-     WITH comment = 'the first bucket of each shard that was not swept to its end'",
+     WITH comment = 'the first bucket of each index shard that is not completely swept'",
     "CREATE TABLE IF NOT EXISTS {ks}.attention (shard bigint, day bigint, entry blob, \
      PRIMARY KEY ((shard, day), entry)) \
      WITH gc_grace_seconds = 10800 \
-     AND comment = 'operations that linger, failed or are parked: hints'",
+     AND comment = 'index of operations that linger, failed or are parked'",
     "CREATE TABLE IF NOT EXISTS {ks}.attention_days (part int, day bigint, \
      PRIMARY KEY (part, day)) \
      WITH gc_grace_seconds = 10800 \
-     AND comment = 'the days that attention has entries of'",
+     AND comment = 'the days that have entries in attention'",
     "CREATE TABLE IF NOT EXISTS {ks}.attention_shards (day bigint, shard bigint, \
      PRIMARY KEY (day, shard)) \
      WITH gc_grace_seconds = 10800 \
-     AND comment = 'the shards of each day that attention has entries of'",
+     AND comment = 'the index shards of each day that have entries in attention'",
     "CREATE TABLE IF NOT EXISTS {ks}.leases (role text, partition bigint, body blob, owner uuid, \
      epoch bigint, renewal bigint, datacenter text, PRIMARY KEY ((role, partition))) \
-     WITH comment = 'who owns what; changed by lightweight transactions only'",
+     WITH comment = 'the owner of each shard; written only by lightweight transactions'",
     "CREATE TABLE IF NOT EXISTS {ks}.unreadable (id uuid, part text, stamp bigint, value blob, \
      found_at timestamp, PRIMARY KEY (id, part, stamp)) \
-     WITH comment = 'values that could not be read, kept for a person to see'",
+     WITH comment = 'copies of unreadable values, for inspection'",
     "CREATE TABLE IF NOT EXISTS {ks}.layouts (name text PRIMARY KEY, generation bigint, body blob, \
-     datacenter text) WITH comment = 'how many shards a partition has; changed by lightweight transactions only'",
+     datacenter text) WITH comment = 'the numbers of partitions and shards; written only by \
+     lightweight transactions'",
     "CREATE TABLE IF NOT EXISTS {ks}.secrets (name text PRIMARY KEY, value blob) \
-     WITH comment = 'the key that proves replies; inserted once, and never changed'",
+     WITH comment = 'the key that authenticates replies; inserted once, never changed'",
 ]];
 
 /// Creates the missing parts of the keyspace and its tables.

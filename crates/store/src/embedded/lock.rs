@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_is_held_for_a_moment_is_waited_for_and_one_that_is_kept_is_not() {
+    fn a_briefly_held_lock_is_awaited_and_a_permanent_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(lock(dir.path()).unwrap().is_none(), "there is no store");
         let held = File::create(dir.path().join(FILE)).unwrap();

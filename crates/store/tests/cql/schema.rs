@@ -104,7 +104,7 @@ impl Overheard {
 }
 
 #[tokio::test]
-async fn a_report_says_what_there_is_and_what_is_wrong_with_it() {
+async fn a_report_lists_the_servers_the_schema_and_their_problems() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };

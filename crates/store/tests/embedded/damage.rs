@@ -139,7 +139,7 @@ async fn a_write_below_what_can_be_read_of_a_damaged_row_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_row_of_which_nothing_can_be_read_gives_way_to_any_write_and_is_kept_aside_whole() {
+async fn any_write_replaces_a_fully_unreadable_row_and_copies_it_to_corrupt() {
     let subject = Embedded::new();
     let id = fresh_id();
     let store = subject.store();

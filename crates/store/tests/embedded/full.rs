@@ -117,7 +117,7 @@ async fn a_full_disk_is_waited_for_and_what_was_acknowledged_is_there() {
 
 /// Row by row, so that it fills to the last block.
 #[tokio::test]
-async fn a_row_that_found_no_room_is_written_by_its_repetition() {
+async fn a_row_refused_by_a_full_disk_is_written_by_the_retry() {
     let dir = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::mount(dir.path().to_owned()) else {
         return;

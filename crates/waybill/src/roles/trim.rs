@@ -119,7 +119,7 @@ impl Trim {
             match self.admin.delete_records(topic, &below).await {
                 Ok(_) => self.trimmed[index].extend(below),
                 Err(error) => {
-                    tracing::warn!(%error, topic, "could not delete finished records; trying again later");
+                    tracing::warn!(%error, topic, "could not delete finished records; retrying later");
                 }
             }
         }
@@ -148,7 +148,8 @@ impl Trim {
                     tracing::warn!(
                         topic,
                         %partition,
-                        "keeping finished records: the checkpoint belongs to another log of this partition"
+                        "keeping finished records: the checkpoint belongs to another log of this \
+                         partition (topic recreated)"
                     );
                 }
                 false

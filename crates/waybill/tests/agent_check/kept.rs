@@ -54,7 +54,7 @@ fn the_declared_agent_and_its_service_keep_every_rule() {
 }
 
 #[test]
-fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
+fn unsupported_actions_are_skipped_and_break_no_rule_unless_required() {
     let mut setup = Setup::new();
     let services = setup.role("services", &["--services", "127.0.0.1:0"]);
     let services = setup.start(services, &["services"])["services"].to_string();

@@ -322,7 +322,7 @@ async fn a_receiver_that_hangs_takes_in_no_more_than_its_queue_holds() {
 }
 
 #[tokio::test]
-async fn what_a_stop_leaves_undelivered_says_so_and_is_not_tried_again() {
+async fn alerts_undelivered_at_a_stop_are_reported_and_not_retried() {
     let receiver = Receiver::start(vec![Answer::Status(500); 1_000]).await;
     let config = AlertsConfig {
         backoff: PATIENCE,

@@ -168,7 +168,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
 
     let text = lines.text();
     for part in [
-        "could not deliver a message; trying again",
+        "could not deliver a message; retrying",
         "refused: the server answered 550",
         "given up after 2 attempts: the server answered 451",
         "rejected an owner's contact",

@@ -11,8 +11,7 @@ use crate::is_remote;
 const DELIVERIES: usize = 500;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_fails_and_though_a_scheduler_is_killed_every_delivery_ends_and_the_ledger_balances()
- {
+async fn every_delivery_ends_in_balance_despite_faults_and_a_killed_scheduler() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

@@ -84,7 +84,7 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     refused(&scheduler, &(0..PARTITIONS).collect()).await;
     let readiness = scheduler.readiness().await.expect("it is alive");
     assert!(
-        readiness.contains("the checkpoint belongs to another topic"),
+        readiness.contains("the checkpoint belongs to another log of this partition"),
         "{readiness}"
     );
     // Requests that are accepted now wait on the new topic.

@@ -213,8 +213,12 @@ fn files_that_do_not_belong_together_are_refused_with_what_is_wrong() {
             &others,
             "does not match the first certificate",
         ),
-        (&nothing, &key, "holds no certificate"),
-        (&certificate, &nothing, "holds no unencrypted private key"),
+        (&nothing, &key, "contains no certificate"),
+        (
+            &certificate,
+            &nothing,
+            "contains no unencrypted private key",
+        ),
         (&certificate, &missing, "cannot be read"),
     ] {
         let config = TlsConfig {

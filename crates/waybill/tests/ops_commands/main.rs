@@ -412,7 +412,7 @@ async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
     for (line, code, expected) in [
         ("show nobody", 1, "No request with this id was accepted"),
         ("resubmit nobody", 1, "No request with this id was accepted"),
-        ("resubmit", 2, "select operations: give an ID"),
+        ("resubmit", 2, "select operations: give an id"),
         ("resubmit x --step drone", 2, "--tenant is the only flag"),
         ("resubmit --as-new --all", 2, "--state"),
         ("list --state Strange", 2, "Strange"),

@@ -70,7 +70,7 @@ fn an_order_is_carried_out_whole_or_undone_whole() {
 }
 
 #[test]
-fn an_order_that_is_killed_half_way_is_none() {
+fn an_order_killed_before_its_commit_leaves_nothing() {
     let Some(shop) = Shop::open() else { return };
     let lock = shop.postgres.lock("outbox");
     let mut ordering = shop.ordering("1", &[]).spawn().unwrap();

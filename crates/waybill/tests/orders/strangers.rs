@@ -259,7 +259,7 @@ fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
         "the request is refused: deadline: must be later than requested_at",
         "the request is refused: operation: must be ",
         "the request is refused: input: must be a JSON object",
-        "the record's key is not the ID of its operation, ",
+        "the record's key is not the id of its operation, ",
     ] {
         let matching = causes.iter().filter(|cause| cause.starts_with(expected));
         assert_eq!(matching.count(), 1, "{expected} in {causes:?}");

@@ -133,7 +133,7 @@ fn no_panel_lies_over_another_or_beside_the_page() {
 }
 
 #[test]
-fn queries_ask_for_metrics_that_there_are_and_legends_for_labels_that_are_left() {
+fn queries_use_existing_metrics_and_legends_use_remaining_labels() {
     let known = catalogue::names();
     for dashboard in Dashboard::all() {
         for (title, expression) in dashboard.queries() {

@@ -245,7 +245,11 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
 
     // The start creates the topics again. New requests get offsets that were done on the old ones.
     let process = restart(&setup);
-    refused(&setup, "the checkpoint belongs to another topic").await;
+    refused(
+        &setup,
+        "the checkpoint belongs to another log of this partition",
+    )
+    .await;
     // The first request is at an offset that was consumed on the old topic.
     let first = setup
         .client

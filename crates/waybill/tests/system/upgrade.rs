@@ -10,7 +10,7 @@ use waybill_test_support::setup::Setup;
 use crate::{deliver_all, is_remote, restart};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_version_has_left_under_way_another_ends() {
+async fn each_version_completes_operations_started_by_the_other() {
     const DELIVERIES: usize = 800;
     let Some(previous) = previous_or_skip() else {
         return;

@@ -209,6 +209,6 @@ fn drone_of(answer: &[u8]) -> anyhow::Result<u64> {
     let text = std::str::from_utf8(answer)?;
     let number = text.strip_prefix(r#"{"droneId":"drone-"#);
     let number = number.and_then(|rest| rest.strip_suffix(r#""}"#));
-    let number = number.with_context(|| format!("{text:?} contains no drone ID"))?;
+    let number = number.with_context(|| format!("{text:?} contains no drone id"))?;
     Ok(u64::from_str_radix(number, 16)?)
 }

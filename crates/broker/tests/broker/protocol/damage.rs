@@ -178,7 +178,7 @@ async fn a_repair_drops_what_is_damaged_keeps_its_bytes_and_everything_else() {
 }
 
 #[tokio::test]
-async fn a_repair_of_a_log_that_lost_its_end_gives_none_of_its_offsets_out_again() {
+async fn a_repair_of_a_truncated_log_never_reuses_its_offsets() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), &SYNCED, 30).await;
     let path = segments(dir.path(), "t").remove(0);
@@ -241,7 +241,7 @@ fn fake_front(base_offset: i64, bytes: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_repair_keeps_every_valid_batch_behind_a_damaged_one_that_is_full_of_false_ones() {
+async fn a_repair_keeps_valid_batches_after_a_damaged_one_with_false_headers() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -362,7 +362,7 @@ async fn requests_that_drip_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_full_listener_keeps_no_client_of_the_own_process_out() {
+async fn a_full_listener_still_accepts_clients_of_its_own_process() {
     const CONNECTIONS: usize = 4;
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {

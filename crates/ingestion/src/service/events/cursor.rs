@@ -36,7 +36,7 @@ pub fn rejected(operation: OperationId) -> Bytes {
     let data = EventView {
         error: Some(ErrorView {
             code: "id-conflict".to_owned(),
-            message: "an earlier request has this id".to_owned(),
+            message: "an earlier, different request has this id".to_owned(),
             step: None,
         }),
         ..of_operation(operation, "final", "Rejected", None)

@@ -585,12 +585,8 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         }
     };
     let more = if has_more { " or more" } else { "" };
-    let wait = match (waiting.len(), has_more) {
-        (1, false) => "operation waits",
-        _ => "operations wait",
-    };
     let said = format!(
-        "it answers; {}{more} {wait} for a person (`waybill ops list`)",
+        "it answers; {}{more} parked (`waybill ops list`)",
         waiting.len()
     );
     let mut findings = vec![match waiting.is_empty() && !has_more {

@@ -34,7 +34,7 @@ fn callers_ids_have_slots_of_their_own() {
 
 /// Rows are found by their slots: whatever changes one loses every row.
 #[test]
-fn slots_are_what_they_always_were() {
+fn the_slot_of_an_id_never_changes() {
     let server = OperationId("0198c8f2-3a11-7b52-9d0a-5f0c6c1d2e3f".parse().unwrap());
     let caller = OperationId("886313e1-3b8a-5372-9b90-0c9aee199e5d".parse().unwrap());
     assert_eq!(

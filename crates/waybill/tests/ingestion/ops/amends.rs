@@ -296,7 +296,7 @@ async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whose_a_pending_request_is_its_location_says_where_memory_does_not() {
+async fn a_location_determines_the_tenant_of_a_pending_request_that_memory_lacks() {
     let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     let body = json!({"workflow": "drone-delivery", "tenant": "acme", "input": delivery()});
     let accepted = setup.post(OPERATIONS, body).send().await.unwrap();

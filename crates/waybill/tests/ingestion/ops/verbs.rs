@@ -334,7 +334,7 @@ async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_is_undone_already_is_answered_as_it_stands_and_nothing_is_asked() {
+async fn undone_for_an_undone_step_returns_the_operation_and_sends_nothing() {
     let setup = Setup::start().await;
     let id = id_of("undone");
     let mut row = parked(id, Action::Compensate);

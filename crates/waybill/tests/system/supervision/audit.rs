@@ -70,7 +70,7 @@ async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_woken_ends() {
+async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_end() {
     let mut setup = setup("6s");
     let up = setup.up();
     setup.ready().await;
