@@ -29,7 +29,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::arrivals::Arrivals;
 pub use self::arrivals::{Arrival, Arrivals, SLOW_ARRIVAL, SLOW_BYTES_PER_SECOND};
 pub use self::buffers::{Buffers, Permit, Reservation, SMALL_BUFFER_BYTES};
 use self::requests::Shared;

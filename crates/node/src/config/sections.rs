@@ -274,7 +274,7 @@ impl Default for BrokerConfig {
             advertised: None,
             segment_bytes: topics.segment_bytes,
             request_bytes_max: ByteSize::mib(16),
-            buffer_bytes_max: ByteSize::mib(64),
+            buffer_bytes_max: ByteSize::mib(48),
             control_buffer_bytes_max: ByteSize::mib(32),
             requests_in_flight_max: 128,
             partitions_max: 4_000,
