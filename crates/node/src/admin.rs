@@ -326,7 +326,10 @@ impl Service for Routes {
 }
 
 fn starting() -> Problem {
-    Problem::new(Kind::Starting, "Not every role of this process runs yet.")
+    Problem::new(
+        Kind::Starting,
+        "Some roles of this process have not started yet.",
+    )
 }
 
 async fn livez(State(admin): State<Admin>) -> Response {

@@ -90,7 +90,7 @@ pub enum RepartitionError {
     )]
     Unbegun(ShardId),
     /// Another change replaced this one.
-    #[error("another change of the number of partitions replaced this one")]
+    #[error("another command changed the number of partitions to a different value")]
     Replaced,
     /// A topic does not exist.
     #[error("topic {0} does not exist: create it with `waybill topics create`")]
@@ -539,7 +539,9 @@ impl Repartition {
                 });
             }
             if reported.replace(shard) != Some(shard) {
-                report(format!("waiting until shard {shard} has moved"));
+                report(format!(
+                    "waiting until shard {shard} runs under the new layout"
+                ));
             }
             tokio::time::sleep(CHECK_EVERY).await;
         }

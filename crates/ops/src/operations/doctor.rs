@@ -117,7 +117,7 @@ impl DoctorArgs {
     ///
     /// # Errors
     ///
-    /// If a finding needs attention now.
+    /// If a check failed.
     pub fn run(&self, config: &Config, check: FileCheck) -> anyhow::Result<()> {
         let runtime = runtime()?;
         let mut bad = 0;
@@ -129,8 +129,8 @@ impl DoctorArgs {
         until_reader_leaves(printed)?;
         match bad {
             0 => Ok(()),
-            1 => anyhow::bail!("1 finding needs attention"),
-            count => anyhow::bail!("{count} findings need attention"),
+            1 => anyhow::bail!("1 check failed"),
+            count => anyhow::bail!("{count} checks failed"),
         }
     }
 
