@@ -26,10 +26,11 @@ use crate::shown::Output;
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// The id of an operation, or its caller's id; without it, the command checks the installation
+    /// An operation's id, or the id that its caller chose; without it, the command checks the
+    /// installation
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// The tenant of the caller's id
+    /// The tenant whose caller chose the id
     #[arg(long, value_name = "NAME", requires = "id")]
     tenant: Option<String>,
     /// The URL of the API, if it is not at --http
