@@ -12,13 +12,13 @@ use waybill_broker::{Broker, BrokerConfig};
 /// Some requests may wait for something that does not come.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-struct World {
+struct Fixture {
     runtime: Runtime,
     broker: Broker,
     _directory: TempDir,
 }
 
-static WORLD: LazyLock<World> = LazyLock::new(|| {
+static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| {
     let runtime = Runtime::new().expect("threads can be had");
     let directory = tempfile::tempdir().expect("a directory can be had");
     let config = BrokerConfig {
@@ -33,7 +33,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     let broker = runtime
         .block_on(Broker::start(config))
         .expect("a broker starts");
-    World {
+    Fixture {
         runtime,
         broker,
         _directory: directory,
@@ -41,9 +41,9 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 });
 
 fuzz_target!(|frame: &[u8]| {
-    let World {
+    let Fixture {
         runtime, broker, ..
-    } = &*WORLD;
+    } = &*FIXTURE;
     let answer = broker.answer(frame.to_vec().into());
     _ = runtime.block_on(async { tokio::time::timeout(PATIENCE, answer).await });
 });

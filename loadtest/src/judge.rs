@@ -48,7 +48,7 @@ struct Effects<'a> {
 ///
 /// # Errors
 ///
-/// If cannot read the ledger.
+/// If the ledger cannot be read.
 pub async fn judge(
     book: &Book,
     services: SocketAddr,

@@ -63,7 +63,7 @@ pub struct CheckSettings {
     /// The input of each operation, a JSON object; `{{operation}}` in it becomes the operation's id.
     /// Default: `{}`.
     pub input: String,
-    /// An input with which the step takes longer than [`CheckSettings::SLOW_STEP`]. Default: none.
+    /// An input for which the step takes longer than [`CheckSettings::SLOW_STEP`]. Default: none.
     pub slow_input: Option<String>,
     /// Outputs of earlier steps, as (`step.name`, value). Default: none.
     pub results: Outputs,

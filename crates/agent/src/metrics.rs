@@ -19,7 +19,7 @@ const POISON: Metric<Counter, 1> = Metric::new(
 );
 const SUPERSEDED: Metric<Counter, 1> = Metric::new(
     "waybill_agent_superseded_total",
-    "Step requests refused because a newer owner of their shard had sent requests before",
+    "Step requests refused because a newer owner of their shard had already sent requests",
     ["agent"],
 );
 const DURATION: Metric<Histogram, 1> = Metric::new(

@@ -203,7 +203,7 @@ impl Agents {
             .unwrap_or(Err(AgentsError::Panicked))
     }
 
-    /// Shuts down in order: accepts no further request, hands queued ones back (`not attempted`),
+    /// Shuts down gracefully: accepts no further request, hands queued ones back (`not attempted`),
     /// lets running attempts finish within the drain time, sends their replies and commits.
     ///
     /// # Errors

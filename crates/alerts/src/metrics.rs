@@ -30,7 +30,7 @@ const UNREADABLE: Metric<Counter, 1> = Metric::new(
 );
 const WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_alerts_waiting",
-    "Alerts read for a receiver since the oldest unsettled one, that one included",
+    "Alerts read for a receiver, counted from the oldest unsettled one",
     ["receiver"],
 );
 const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
@@ -65,7 +65,7 @@ const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
 );
 const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_owner_notices_waiting",
-    "Notices read for a channel since the oldest unsettled one, that one included",
+    "Notices read for a channel, counted from the oldest unsettled one",
     ["channel"],
 );
 

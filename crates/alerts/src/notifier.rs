@@ -101,7 +101,7 @@ pub enum Undeliverable {
         cause: String,
     },
     /// The receiver does not want any more alerts (HTTP 410).
-    #[error("the receiver is gone")]
+    #[error("the receiver answered 410 Gone and gets no further alerts")]
     Gone,
     /// A stop came first: the alert must be submitted again after the next start.
     #[error("stopped before it was delivered")]

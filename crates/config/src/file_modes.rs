@@ -11,7 +11,7 @@ pub fn warn_if_they_may_read(path: &Path, what: &str) {
     const READ: u32 = 0o004;
     if may(path, READ) {
         let path = path.display();
-        tracing::warn!(%path, "every user of this machine may read the file with {what}: run chmod 600");
+        tracing::warn!(%path, "every user of this machine can read the file with {what}: run chmod 600");
     }
 }
 
@@ -20,7 +20,7 @@ pub fn warn_if_they_may_write(path: &Path, what: &str) {
     const WRITE: u32 = 0o002;
     if may(path, WRITE) {
         let path = path.display();
-        tracing::warn!(%path, "every user of this machine may change the file that defines {what}: run chmod 600");
+        tracing::warn!(%path, "every user of this machine can write to the file with {what}: run chmod 600");
     }
 }
 

@@ -44,7 +44,10 @@ fn whole_number(kind: &str) -> Option<&'static str> {
         "u16" => Some("must be a whole number from 0 to 65535"),
         "u32" => Some("must be a whole number from 0 to 4294967295"),
         "u64" | "usize" => Some("must be a whole number from 0 to 18446744073709551615"),
-        "i32" | "i64" | "isize" => Some("must be a whole number, and is out of range"),
+        "i32" => Some("must be a whole number from -2147483648 to 2147483647"),
+        "i64" | "isize" => {
+            Some("must be a whole number from -9223372036854775808 to 9223372036854775807")
+        }
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! What agents are asked to do, and what steps produce.
+//! The action of a step request, and the outputs of a step.
 
 use serde::{Deserialize, Serialize};
 

@@ -35,8 +35,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use command::{Batch, Command, Message, RowChange};
-pub use config::{Census, EngineCheckpoint, EngineConfig, Held, InFlight, Room, Waiting};
+pub use config::EngineConfig;
 pub use event::{Event, ForwardRecord};
+pub use figures::{Census, EngineCheckpoint, Held, InFlight, Room, Waiting};
 pub(crate) use messages::failure_id;
 
 use crate::gate::Gates;
@@ -68,6 +69,7 @@ mod config;
 mod early_cancels;
 mod event;
 mod fair;
+mod figures;
 mod forward;
 mod hasher;
 mod load;

@@ -161,7 +161,7 @@ pub struct AttemptSeen {
 /// The request of a recovery.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RecoveryVerb {
-    /// Re-evaluate the operation: an index entry came up and nothing else is known to be due. A
+    /// Re-evaluate the operation: an index entry is due and nothing else is known to be due. A
     /// final state whose messages may be missing is announced again.
     Wake,
     /// Time out the attempt if it has exceeded its complete-by, and start the next.

@@ -73,7 +73,7 @@ impl Authenticator {
             .into_iter()
             .flatten()
         {
-            file_modes::warn_if_they_may_write(path, "who may use the API");
+            file_modes::warn_if_they_may_write(path, "the tokens or keys of the API");
         }
         let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
         let jwt = config.jwt.jwks_file.clone();
@@ -126,7 +126,7 @@ impl Authenticator {
     pub fn own_token(&self, principal: Principal) -> Secret {
         let NewToken { token, hash } = NewToken::make();
         if self.own.set((hash, Arc::new(principal))).is_err() {
-            tracing::warn!("ignored a second token of the process itself");
+            tracing::warn!("ignored a second internal token");
         }
         token
     }

@@ -287,7 +287,7 @@ impl Kind {
                 "This process does not own the partition",
                 "GET /schedulers lists the partitions that it owns."),
             Self::Starting => ("/problems/starting", S::SERVICE_UNAVAILABLE,
-                "Still starting",
+                "Starting",
                 "Send the request again when GET /readyz answers 200, or after the time in \
                  Retry-After."),
             Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,

@@ -1,4 +1,5 @@
-//! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending them in order.
+//! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending
+//! them gracefully.
 
 use std::error::Error;
 use std::future::poll_fn;

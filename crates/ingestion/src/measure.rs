@@ -44,12 +44,12 @@ pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
 );
 pub(super) const LISTS: Metric<Gauge> = Metric::new(
     "waybill_ingestion_lists",
-    "Operation lists that are being read or waiting",
+    "Operation lists in progress or queued",
     [],
 );
 pub(super) const LISTS_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_lists_max",
-    "Limit on operation lists that are being read or waiting",
+    "Limit on operation lists in progress or queued",
     [],
 );
 pub(super) const BODY_BYTES: Metric<Gauge> = Metric::new(

@@ -17,7 +17,7 @@ const QUEUED_BYTES: Metric<Gauge, 1> = Metric::new(
 );
 const SETTLED: Metric<Counter, 2> = Metric::new(
     "waybill_kafka_producer_records_total",
-    "Records that a producer finished, by whether a broker acknowledged them",
+    "Records settled by a producer, by outcome",
     ["client", "outcome"],
 );
 

@@ -23,11 +23,11 @@ use apache_avro::writer::datum::GenericDatumWriter;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{DecodeError, EncodeError};
+use crate::error::{DecodeError, EncodeError, cause_of};
+use crate::frame::{Frame, SchemaId};
 use crate::framing::{Framing, Lookup};
-use crate::kind::{RecordKind, RecordSchema};
-use crate::schema_id::{Frame, SchemaId};
-use crate::writer_schema::{VALUE_BYTES_MAX, WriterSchema, cause_of};
+use crate::kind::{RecordKind, RecordSchema, VALUE_BYTES_MAX};
+use crate::writer_schema::WriterSchema;
 
 /// How much the Avro library may allocate for one length prefix. The limit is global to the
 /// process, and higher than [`VALUE_BYTES_MAX`]: generic values are larger than their encoding.

@@ -1,6 +1,12 @@
 //! Errors of encoding and decoding records.
 
-use crate::schema_id::SchemaId;
+use apache_avro::error::Details;
+
+use crate::frame::SchemaId;
+
+/// The longest reason of the Avro library to pass on, in bytes: reasons often contain whole
+/// schemas.
+const CAUSE_BYTES_MAX: usize = 200;
 
 /// Why a value cannot be encoded. The output is left unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -229,4 +235,29 @@ impl DecodeError {
 pub struct SchemaError {
     /// The Avro library's reason, shortened.
     pub cause: String,
+}
+
+/// The Avro library's reason without the schemas in it, shortened.
+pub(crate) fn cause_of(error: apache_avro::Error) -> String {
+    let mut cause = match error.into_details() {
+        Details::DeserializeSchemaAware {
+            value_type, value, ..
+        }
+        | Details::SerializeValueWithSchema {
+            value_type, value, ..
+        } => {
+            format!("{value_type}: {value}")
+        }
+        Details::SerializeRecordFieldWithSchema {
+            field_name, error, ..
+        } => {
+            format!("{field_name}: {error}")
+        }
+        details => details.to_string(),
+    };
+    if cause.len() > CAUSE_BYTES_MAX {
+        cause.truncate(cause.floor_char_boundary(CAUSE_BYTES_MAX));
+        cause.push('…');
+    }
+    cause
 }

@@ -15,8 +15,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::EncodeError;
+use crate::frame::{Frame, SchemaId};
 use crate::kind::{RECORD_KINDS, RecordKind};
-use crate::schema_id::{Frame, SchemaId};
 use crate::writer_schema::WriterSchema;
 
 /// The result of looking up an ID in a registry.

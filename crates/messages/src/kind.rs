@@ -1,4 +1,8 @@
-//! The kinds of records, and the properties of their schemas.
+//! The kinds of records, the size limit of all, and the properties of their schemas.
+
+/// The largest record, framing included, in bytes: 1 MiB, Kafka's default limit. Larger values are
+/// neither written nor read.
+pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
 
 /// The kinds of records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

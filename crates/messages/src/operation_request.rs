@@ -10,10 +10,10 @@ use waybill_engine::{
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
+use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::{RecordKind, RecordSchema};
 use crate::record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record};
-use crate::schema_id::Frame;
 use crate::wire::{Fields, Id};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(

@@ -7,10 +7,10 @@ use waybill_engine::{OperationId, OwnerNotice, Timestamp};
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
+use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::{RecordKind, RecordSchema};
 use crate::record::Record;
-use crate::schema_id::Frame;
 use crate::wire::{Fields, Id, WireProcessState};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(

@@ -1,9 +1,9 @@
 //! Properties of every record.
 
 use crate::error::{DecodeError, EncodeError};
+use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::RecordSchema;
-use crate::schema_id::Frame;
 
 /// The longest reason of a request or a recovery, in bytes. It is kept in the operation's history.
 pub const REASON_BYTES_MAX: usize = 1_024;

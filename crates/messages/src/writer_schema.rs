@@ -3,21 +3,13 @@
 use std::collections::HashMap;
 
 use apache_avro::Schema;
-use apache_avro::error::Details;
 use apache_avro::rabin::Rabin;
 use apache_avro::schema::{
     ArraySchema, DecimalSchema, InnerDecimalSchema, MapSchema, Name, UuidSchema,
 };
 
-use crate::error::SchemaError;
-
-/// The largest record, framing included, in bytes: 1 MiB, Kafka's default limit. Larger values are
-/// neither written nor read.
-pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
-
-/// The longest reason of the Avro library to pass on, in bytes: reasons often contain whole
-/// schemas.
-const CAUSE_BYTES_MAX: usize = 200;
+use crate::error::{SchemaError, cause_of};
+use crate::kind::VALUE_BYTES_MAX;
 
 /// A schema that records were written with.
 #[derive(Clone, Debug)]
@@ -197,29 +189,4 @@ impl<'a> Walk<'a> {
             )),
         }
     }
-}
-
-/// The library's reason without the schemas in it, shortened.
-pub(crate) fn cause_of(error: apache_avro::Error) -> String {
-    let mut cause = match error.into_details() {
-        Details::DeserializeSchemaAware {
-            value_type, value, ..
-        }
-        | Details::SerializeValueWithSchema {
-            value_type, value, ..
-        } => {
-            format!("{value_type}: {value}")
-        }
-        Details::SerializeRecordFieldWithSchema {
-            field_name, error, ..
-        } => {
-            format!("{field_name}: {error}")
-        }
-        details => details.to_string(),
-    };
-    if cause.len() > CAUSE_BYTES_MAX {
-        cause.truncate(cause.floor_char_boundary(CAUSE_BYTES_MAX));
-        cause.push('…');
-    }
-    cause
 }

@@ -6,7 +6,7 @@
 //! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
 //! | `GET /schedulers` | the shards that this process drives, and the progress of each |
-//! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard in order, `true` starts it; where each partition has one shard, it has the partition's number |
+//! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard gracefully, `true` starts it; where each partition has one shard, it has the partition's number |
 //! | `GET /shards` | how many shards a partition has, and the progress of each |
 //! | `PUT /shards` | `{"perPartition": 2}` changes the number of shards |
 //! | `PUT /partitions` | `{"partitions": 8}` begins to add partitions |
@@ -104,7 +104,7 @@ pub struct Admin {
     started: Arc<OnceLock<()>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     shards: Arc<OnceLock<Shards>>,
-    growing: Arc<OnceLock<Repartition>>,
+    repartition: Arc<OnceLock<Repartition>>,
     backups: Arc<OnceLock<Backups>>,
 }
 
@@ -124,7 +124,7 @@ impl Admin {
             started: Arc::default(),
             schedulers: Arc::default(),
             shards: Arc::default(),
-            growing: Arc::default(),
+            repartition: Arc::default(),
             backups: Arc::default(),
         }
     }
@@ -175,8 +175,8 @@ impl Admin {
     }
 
     /// Connects the repartitioning. Only the first call counts.
-    pub fn set_growing(&self, growing: Repartition) {
-        if self.growing.set(growing).is_err() {
+    pub fn set_repartition(&self, repartition: Repartition) {
+        if self.repartition.set(repartition).is_err() {
             tracing::warn!("the admin listener ignores the repartitioning of a second scheduler");
         }
     }
@@ -326,7 +326,10 @@ impl Service for Routes {
 }
 
 fn starting() -> Problem {
-    Problem::new(Kind::Starting, "Not every role of this process runs yet.")
+    Problem::new(
+        Kind::Starting,
+        "Some roles of this process have not started yet.",
+    )
 }
 
 async fn livez(State(admin): State<Admin>) -> Response {

@@ -42,7 +42,7 @@ pub enum Stage {
     Admin,
 }
 
-/// Why a process did not end in order.
+/// Why a process did not shut down cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// It did not start.

@@ -46,11 +46,11 @@ pub struct AgentCheckArgs {
     /// The step to request
     #[arg(long, value_name = "NAME")]
     step: String,
-    /// A file with an input with which the step succeeds, a JSON object; {{operation}} in it
+    /// A file with an input for which the step succeeds, a JSON object; {{operation}} in it
     /// becomes the operation's id [default: {}]
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// A file with an input with which the step takes longer than a second
+    /// A file with an input for which the step takes longer than a second
     #[arg(long, value_name = "FILE")]
     slow_input: Option<PathBuf>,
     /// A result of an earlier step; may be repeated
@@ -71,16 +71,16 @@ pub struct AgentCheckArgs {
     /// The time until the complete-by of each further request
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration_from_text)]
     complete_by: Duration,
-    /// The maximum error of the agent's clock
+    /// The maximum clock skew of the agent
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = duration_from_text)]
     clock_tolerance: Duration,
     /// The number of requests in a burst
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = burst)]
     burst: usize,
-    /// The agent supports undo: fail it if it refuses every undo
+    /// Require undo support: an agent that refuses every undo fails
     #[arg(long)]
     must_undo: bool,
-    /// The agent supports probes: fail it if it refuses every probe
+    /// Require probe support: an agent that refuses every probe fails
     #[arg(long)]
     must_probe: bool,
     /// A rule to leave out; may be repeated

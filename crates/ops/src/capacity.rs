@@ -32,7 +32,7 @@ struct Costs {
     database: f64,
 }
 
-/// Measured by `loadtest/compare-worlds`.
+/// Measured by `loadtest/compare-backends`.
 const COSTS: Costs = Costs {
     ingestion_batch: 13.0,
     ingestion_single: 44.0,
@@ -313,7 +313,7 @@ fn positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
     (number.is_finite() && number > 0.0 && number <= 1e12)
         .then_some(number)
-        .ok_or_else(|| "expected a number above 0 and of at most 10^12".to_owned())
+        .ok_or_else(|| "expected a number above 0 and up to 10^12".to_owned())
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -328,7 +328,7 @@ fn share(text: &str) -> Result<f64, String> {
     let number = positive(text)?;
     (number <= 1.0)
         .then_some(number)
-        .ok_or_else(|| "expected a share above 0 and of at most 1".to_owned())
+        .ok_or_else(|| "expected a share above 0 and up to 1".to_owned())
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::shown::Written;
 /// What to do with the state store.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Create the keyspace and its tables, as far as they are missing; safe to repeat
+    /// Create the keyspace and the tables that are missing; safe to repeat
     Migrate,
     /// Report the servers, and whether their store is usable; changes nothing
     Check(Written),

@@ -223,11 +223,11 @@ impl Dispatcher {
                 alert_raised(alert.kind);
                 log_alert(alert, from.partition);
                 let topic = self.topics.operator_alerts();
-                self.send_home(topic, alert.operation, &**alert, buffer, settlement);
+                self.send_to_own_partition(topic, alert.operation, &**alert, buffer, settlement);
             }
             Message::Owner(notice) => {
                 let topic = self.topics.owner_notices();
-                self.send_home(topic, notice.operation, &**notice, buffer, settlement);
+                self.send_to_own_partition(topic, notice.operation, &**notice, buffer, settlement);
             }
             Message::Reroute {
                 source,
@@ -268,7 +268,7 @@ impl Dispatcher {
         let topic = self.topics.failed_operations();
         buffer.clear();
         if self.topics.framing().encode(failed, buffer).is_ok() {
-            let address = self.home(topic, failed.operation);
+            let address = self.own_partition(topic, failed.operation);
             return self.send_value(address, failed.operation, None, buffer, settlement);
         }
         tracing::warn!(
@@ -279,11 +279,11 @@ impl Dispatcher {
             input: b"{}".to_vec(),
             ..failed.clone()
         };
-        self.send_home(topic, failed.operation, &without_input, buffer, settlement);
+        self.send_to_own_partition(topic, failed.operation, &without_input, buffer, settlement);
     }
 
     /// Sends a record of an operation to its partition of a topic.
-    fn send_home(
+    fn send_to_own_partition(
         &self,
         topic: &str,
         operation: OperationId,
@@ -291,7 +291,7 @@ impl Dispatcher {
         buffer: &mut Vec<u8>,
         settlement: &Arc<Settlement>,
     ) {
-        let address = self.home(topic, operation);
+        let address = self.own_partition(topic, operation);
         self.keyed(address, operation, message, None, buffer, settlement);
     }
 
@@ -308,7 +308,7 @@ impl Dispatcher {
         };
         if for_all {
             let topic = self.topics.operation_status();
-            self.send_home(topic, status.operation, status, buffer, settlement);
+            self.send_to_own_partition(topic, status.operation, status, buffer, settlement);
         } else {
             buffer.clear();
             if let Err(error) = self.topics.framing().encode(status, buffer) {
@@ -517,7 +517,7 @@ impl Dispatcher {
     }
 
     /// The partition of an operation on a topic with as many partitions as the requests.
-    fn home<'a>(&self, topic: &'a str, operation: OperationId) -> (&'a str, PartitionId) {
+    fn own_partition<'a>(&self, topic: &'a str, operation: OperationId) -> (&'a str, PartitionId) {
         (topic, partition_for(operation, self.partitions))
     }
 

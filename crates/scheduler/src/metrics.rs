@@ -104,13 +104,13 @@ const CONSUMED: Metric<Gauge, 3> = of_priority(
 );
 const LAG: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_records",
-    "Requests of the partition, in all its shards, from the first request without a row or an \
-     answer on, as of the last fetch",
+    "Requests of the partition, across all its shards, starting with the first one that has no row \
+     or answer, as of the last fetch",
 );
 const LAG_SECONDS: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_seconds",
-    "Seconds for which the oldest request without a row or an answer is known to have been \
-     waiting; 0 if there is none",
+    "Time for which the oldest request without a row or an answer is known to have waited; 0 if \
+     there is none",
 );
 const OWNED: Metric<Gauge, 2> = of_shard(
     "waybill_scheduler_partition_owned",

@@ -185,7 +185,7 @@ struct Decided {
 fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
     consumer
         .hold(held)
-        .context("could not stop holding back records")
+        .context("could not pause or resume the consumer")
 }
 
 /// The records of one poll.

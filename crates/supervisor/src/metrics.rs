@@ -28,7 +28,7 @@ const FAILED_PASSES: Metric<Counter> = Metric::new(
 );
 const DECIDED: Metric<Counter> = Metric::new(
     "waybill_supervisor_decided_total",
-    "Failed operations that the supervisor decided on",
+    "Decisions of the supervisor on failed operations",
     [],
 );
 const REROUTED: Metric<Counter> = Metric::new(
@@ -58,7 +58,7 @@ const PARKED: Metric<Gauge, 2> = Metric::new(
 );
 const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
     "waybill_parked_oldest_age_seconds",
-    "How long the operation that was parked first has been parked; 0 if none is",
+    "Age of the oldest parked operation, counted from when it was parked; 0 if none is parked",
     ["index_shard", "state"],
 );
 

@@ -39,7 +39,7 @@ const TURNS: usize = 8;
 /// Why records were not rerouted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RerouteError {
-    #[error("a request to the brokers failed")]
+    #[error("cannot read the partitions and offsets")]
     Admin(#[from] AdminError),
     #[error("cannot create the consumer")]
     Client(#[from] ClientError),
@@ -49,7 +49,7 @@ pub(super) enum RerouteError {
     Poll(#[from] PollError),
     #[error("could not write the rerouted records")]
     Ask(#[from] AskError),
-    #[error("the reading thread failed")]
+    #[error("the thread that reads the records panicked")]
     Thread(#[from] tokio::task::JoinError),
 }
 

@@ -129,7 +129,7 @@ impl Setup {
 
     /// Starts later processes from another program.
     pub fn set_program(&self, program: &Path) {
-        *self.program.lock().expect("nobody fails with it") = program.to_owned();
+        *self.program.lock().expect("the lock is not poisoned") = program.to_owned();
     }
 
     /// Starts a role again, with the old addresses of all its listeners.
@@ -147,7 +147,7 @@ impl Setup {
         let mut announces = announces.to_vec();
         announces.retain(|name| self.servers.is_none() || *name != "broker");
         let announces = announces.as_slice();
-        let mut command = Command::new(&*self.program.lock().expect("nobody fails with it"));
+        let mut command = Command::new(&*self.program.lock().expect("the lock is not poisoned"));
         command.arg(role).args(extra);
         command.envs(self.env.iter().cloned());
         command.arg("--config").arg(self.path("waybill.yaml"));

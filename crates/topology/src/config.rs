@@ -115,7 +115,7 @@ impl KafkaConfig {
                     "bootstrap.servers" | "metadata.broker.list" => "must be set as kafka.brokers",
                     _ => {
                         "is set by Waybill and cannot be configured: Waybill's guarantees depend \
-                          on it"
+                         on it"
                     }
                 };
                 (property, problem.to_owned())

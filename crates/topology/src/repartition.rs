@@ -90,7 +90,7 @@ pub enum RepartitionError {
     )]
     Unbegun(ShardId),
     /// Another change replaced this one.
-    #[error("another change of the number of partitions replaced this one")]
+    #[error("another command changed the number of partitions to a different value")]
     Replaced,
     /// A topic does not exist.
     #[error("topic {0} does not exist: create it with `waybill topics create`")]
@@ -215,18 +215,18 @@ impl Repartition {
         };
         *progress = Some(view.clone());
         drop(progress);
-        let growing = self.clone();
+        let repartition = self.clone();
         tokio::spawn(async move {
             let mut ending = Ending {
-                growing: &growing,
+                repartition: &repartition,
                 error: Some("the change stopped unexpectedly".to_owned()),
             };
             let report = |step: String| {
-                if let Some(view) = growing.progress().as_mut() {
+                if let Some(view) = repartition.progress().as_mut() {
                     view.step = step;
                 }
             };
-            let ended = growing.run(partitions, &report).await;
+            let ended = repartition.run(partitions, &report).await;
             ending.error = ended.err().map(|error| chain(&error));
         });
         Ok(view)
@@ -261,7 +261,7 @@ impl Repartition {
         mut begun: bool,
         report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
-        let admin = Admin::new(&self.kafka, "waybill-growing")?;
+        let admin = Admin::new(&self.kafka, "waybill-repartition")?;
         loop {
             let layout = self
                 .store
@@ -539,7 +539,9 @@ impl Repartition {
                 });
             }
             if reported.replace(shard) != Some(shard) {
-                report(format!("waiting until shard {shard} has moved"));
+                report(format!(
+                    "waiting until shard {shard} runs under the new layout"
+                ));
             }
             tokio::time::sleep(CHECK_EVERY).await;
         }
@@ -549,13 +551,13 @@ impl Repartition {
 
 /// Records the end of a change in the background, also after a panic.
 struct Ending<'a> {
-    growing: &'a Repartition,
+    repartition: &'a Repartition,
     error: Option<String>,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        if let Some(view) = self.growing.progress().as_mut() {
+        if let Some(view) = self.repartition.progress().as_mut() {
             view.is_under_way = false;
             view.error = self.error.take();
         }
@@ -564,13 +566,13 @@ impl Drop for Ending<'_> {
 
 /// Resumes a change that makes no progress because the process that began it has stopped.
 pub async fn finish(
-    growing: Repartition,
+    repartition: Repartition,
     partition_map: PartitionMap,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     // No other process can drive the change on an exclusive store.
-    let patience = match growing.is_shared() {
-        true => growing.settle * 2 + STALLED_AFTER,
+    let patience = match repartition.is_shared() {
+        true => repartition.settle * 2 + STALLED_AFTER,
         false => Duration::ZERO,
     };
     let mut seen = (partition_map.layout().generation(), Instant::now());
@@ -583,14 +585,14 @@ pub async fn finish(
         if layout.generation() != seen.0 {
             seen = (layout.generation(), Instant::now());
         }
-        let is_driven_here = growing.view().is_some_and(|view| view.is_under_way);
+        let is_driven_here = repartition.view().is_some_and(|view| view.is_under_way);
         if let Some(partitions) = layout.becomes()
             && !is_driven_here
             && seen.1.elapsed() >= patience
         {
             // The followed layout may be outdated: another process may just have finished the
             // change.
-            let stored = growing.store.layout().await.ok().flatten();
+            let stored = repartition.store.layout().await.ok().flatten();
             if stored.is_none_or(|stored| stored.generation() != layout.generation()) {
                 continue;
             }
@@ -599,7 +601,7 @@ pub async fn finish(
                 "resuming an interrupted change of the number of partitions"
             );
             let report = |step: String| tracing::info!(step, "changing the number of partitions");
-            let going_on = growing.drive(partitions, true, &report);
+            let going_on = repartition.drive(partitions, true, &report);
             let ended = tokio::select! {
                 ended = going_on => ended,
                 () = stop.cancelled() => return Ok(()),

@@ -34,10 +34,10 @@ const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
 A key such as scheduler.handOffAfter is WAYBILL_SCHEDULER__HAND_OFF_AFTER in the environment.
 
-Signals: SIGTERM and Ctrl-C drain in order within shutdownTimeout; a second one ends at once.
+Signals: SIGTERM and Ctrl-C drain and stop within shutdownTimeout; a second one ends the process at once.
 
 Exit codes:
-  0  success, or a stop in order
+  0  success, or a clean shutdown
   1  failure
   2  invalid command line or configuration";
 
@@ -217,7 +217,7 @@ pub enum ConfigCommand {
         /// The file to check instead of --config; without either, the defaults, the environment and
         /// the flags
         file: Option<PathBuf>,
-        /// Make the checks of this role before its start [default: of every role in one process]
+        /// Run the start-up checks of this role [default: of all roles in one process]
         #[arg(long, value_enum)]
         role: Option<Role>,
         /// The output format.

@@ -364,7 +364,7 @@ fn topics_are_described_with_offsets_and_settings(setup: &Setup) {
     let unknown = setup.run(&["topics", "describe", "parcels"]);
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
     assert!(
-        unknown.err.contains("Waybill needs no topic parcels"),
+        unknown.err.contains("parcels is not a topic of Waybill"),
         "{unknown:?}"
     );
 }

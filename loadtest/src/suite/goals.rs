@@ -45,7 +45,7 @@ pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
         not_measured(
             "on Kafka and Cassandra, share of their raw floor",
             "≥ 60 %",
-            "loadtest/compare-worlds",
+            "loadtest/compare-backends",
         ),
         runs.accept(),
         runs.floor(),

@@ -131,7 +131,9 @@ impl Rule {
             Self::UndoRepeated => "undoing an undone step succeeds",
             Self::UndoFirst => "undoing a step that was never performed succeeds",
             Self::Tombstone => "an undone step is refused permanently",
-            Self::UndoRace => "undo and refusal also hold if the undo and the step arrive together",
+            Self::UndoRace => {
+                "a step that races with its undo leaves no effect, and is refused afterwards"
+            }
             Self::UnknownStep => "an unknown step is answered, and does no harm",
             Self::Poison => "an unreadable record does not block the records after it",
             Self::DeadLetter => "an unreadable record is copied unchanged to the dead-letter topic",

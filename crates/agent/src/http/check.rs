@@ -154,8 +154,8 @@ impl Fit<'_> {
         let (key, missing) = match action {
             Action::Run => (
                 of_step,
-                "is missing, and so is a `request` for every step, but the agent must perform the \
-                 step",
+                "is missing, and there is no `request` for all steps, but the agent must perform \
+                 the step",
             ),
             Action::Compensate => (
                 format!("{of_step}.compensate"),

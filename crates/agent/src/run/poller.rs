@@ -43,7 +43,7 @@ impl Signal {
     const DRAIN: u8 = 1;
     const ABANDON: u8 = 2;
 
-    /// Stop in order.
+    /// Stop gracefully.
     pub(super) fn drain(&self) {
         // A drain never revokes an abandonment.
         _ = self

@@ -102,7 +102,7 @@ impl Reader {
             // It polls even without room: a consumer that does not poll leaves its group.
             self.consumer
                 .hold(room == 0)
-                .context("cannot pause the consumer")?;
+                .context("could not pause or resume the consumer")?;
             let limits = PollLimits {
                 records: room.max(1),
                 bytes: POLL_BYTES_MAX,
@@ -174,11 +174,11 @@ impl Reader {
             Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,
-                "could not publish dead letters; retrying"
+                "could not write an undecodable record to the dead-letter topic; retrying"
             ),
             Some(Err(_)) => tracing::warn!(
                 receiver = self.receiver,
-                "could not publish dead letters in time; retrying"
+                "writing an undecodable record to the dead-letter topic timed out; retrying"
             ),
         }
     }
@@ -264,7 +264,7 @@ impl<T: Followed> Intake<'_, T> {
                     partition = %source.partition,
                     offset = %source.offset,
                     error = &error as &dyn std::error::Error,
-                    "skipped an unreadable record"
+                    "could not decode a record; not delivering it"
                 );
                 match self.publishes_dead_letters {
                     true => {

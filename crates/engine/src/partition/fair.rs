@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::id::{Offset, OperationId};
-use crate::partition::config::Waiting;
+use crate::partition::figures::Waiting;
 use crate::priority::{ByPriority, Priority};
 use crate::record::OperationRequest;
 use crate::time::Timestamp;

@@ -1,7 +1,7 @@
 //! The progress of the engine on the two request topics, and what holds it up.
 
 use crate::id::Offset;
-use crate::partition::config::{EngineCheckpoint, Held};
+use crate::partition::figures::{EngineCheckpoint, Held};
 use crate::partition::{Entry, PartitionEngine};
 use crate::priority::{ByPriority, Priority};
 use crate::shard::TopicOffsets;

@@ -60,7 +60,8 @@ impl AuthConfig {
         let jwt = &self.jwt;
         let is_said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let (issuer, audience) = (is_said(&jwt.issuer), is_said(&jwt.audience));
-        let needed = "is required with auth.jwt.jwksFile, to refuse tokens for other services";
+        let needed = "is required with auth.jwt.jwksFile: without it, tokens for other services \
+                      would be accepted";
         let rules = [
             (jwt.jwks_file.is_none() || issuer, "auth.jwt.issuer", needed),
             (

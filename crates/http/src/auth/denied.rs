@@ -78,7 +78,7 @@ impl From<Denied> for Problem {
 
 impl From<AnotherTenant> for Problem {
     fn from(_: AnotherTenant) -> Self {
-        let detail = "The request names another tenant than the token.";
+        let detail = "The request names a different tenant from that of the token.";
         Self::new(Kind::AnotherTenant, detail)
     }
 }

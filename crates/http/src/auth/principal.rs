@@ -15,9 +15,9 @@ pub enum Scope {
     Submit,
     /// Read operations, lists and events
     Read,
-    /// Repair operations with the operators' verbs
+    /// Use the operator verbs, such as resubmit and abandon
     Repair,
-    /// Make changes on the admin port, such as moving partitions
+    /// Stop and start shards, repartition, back up and set the log filter on the admin port
     Admin,
 }
 

@@ -125,6 +125,7 @@ fn is_theirs(row: &OperationRow, tenant: &str) -> Result<(), Problem> {
 }
 
 fn of_another_tenant() -> Problem {
-    let detail = "The operation belongs to another tenant. To name its tenant, use ?tenant=.";
+    let detail = "The operation belongs to another tenant, or the request must name its tenant: \
+                  ?tenant=NAME.";
     Problem::new(Kind::UnknownOrExpired, detail)
 }

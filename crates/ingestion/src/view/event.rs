@@ -15,9 +15,8 @@ pub struct EventView<'a> {
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
     pub operation: OperationId,
     /// `received`: a scheduler has created the operation. `step`: a step changed its state.
-    /// `state`:
-    /// the operation changed its state. `final`: the operation has ended or is parked; the stream
-    /// ends with this event.
+    /// `state`: the operation changed its state. `final`: the operation has ended or is parked; the
+    /// stream ends with this event.
     #[serde(rename = "type")]
     #[schema(example = "step")]
     pub kind: &'static str,

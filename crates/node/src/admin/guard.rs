@@ -23,11 +23,11 @@ pub const METRICS: &[&dyn Declared] = &[&UNAUTHORIZED];
 /// The access that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Needs {
-    /// None: for probes, Prometheus, and the pages about problems.
+    /// No access: probes, Prometheus, and the pages about problems.
     Nothing,
-    /// To see the work of all tenants.
-    Look,
-    /// To change how the work is divided.
+    /// Read access to the work of all tenants.
+    Read,
+    /// Permission to change shards, partitions and the log filter, and to make backups.
     Change,
 }
 
@@ -37,7 +37,7 @@ impl Needs {
         let is_open = matches!(path, "/livez" | "/readyz" | "/metrics");
         match is_open || path.starts_with("/problems/") {
             true => Self::Nothing,
-            false if method == Method::GET || method == Method::HEAD => Self::Look,
+            false if method == Method::GET || method == Method::HEAD => Self::Read,
             false => Self::Change,
         }
     }
@@ -80,16 +80,16 @@ pub(super) async fn guard(State(admin): State<Admin>, request: Request, next: Ne
 fn admit(auth: &Auth, needs: Needs, headers: &HeaderMap) -> Result<(), Problem> {
     let caller = match needs {
         Needs::Nothing => return Ok(()),
-        Needs::Look | Needs::Change => auth.caller(headers)?,
+        Needs::Read | Needs::Change => auth.caller(headers)?,
     };
     let may = |scope| caller.may(scope);
     match needs {
-        Needs::Look if !may(Scope::Read) && !may(Scope::Admin) => {
+        Needs::Read if !may(Scope::Read) && !may(Scope::Admin) => {
             Err(Denied::Scope(Scope::Read).into())
         }
         Needs::Change if !may(Scope::Admin) => Err(Denied::Scope(Scope::Admin).into()),
         _ if *caller.tenants() != Tenants::All => {
-            let detail = "The token is for one tenant; this request needs a token for all tenants.";
+            let detail = "The token is for one tenant; use a token for all tenants.";
             Err(Problem::new(Kind::AnotherTenant, detail))
         }
         _ => Ok(()),
@@ -107,15 +107,15 @@ mod tests {
             ("GET", "/readyz", Needs::Nothing),
             ("GET", "/metrics", Needs::Nothing),
             ("GET", "/problems/not-found", Needs::Nothing),
-            ("GET", "/schedulers", Needs::Look),
-            ("HEAD", "/shards", Needs::Look),
-            ("GET", "/partitions", Needs::Look),
+            ("GET", "/schedulers", Needs::Read),
+            ("HEAD", "/shards", Needs::Read),
+            ("GET", "/partitions", Needs::Read),
             ("PUT", "/schedulers/2", Needs::Change),
             ("PUT", "/shards", Needs::Change),
             ("PUT", "/partitions", Needs::Change),
             ("POST", "/backup", Needs::Change),
-            ("GET", "/metrics/", Needs::Look),
-            ("GET", "/nothing", Needs::Look),
+            ("GET", "/metrics/", Needs::Read),
+            ("GET", "/nothing", Needs::Read),
             ("POST", "/nothing", Needs::Change),
         ] {
             let method: Method = method.parse().unwrap();

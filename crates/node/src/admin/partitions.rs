@@ -33,13 +33,13 @@ pub(super) async fn grow(
     let body = body.map_err(|rejection| unread(&rejection))?;
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
     let partitions = only_field(&body, PARTITIONS, number, "a number from 1")?;
-    let growing = here(&admin)?;
-    if growing.is_shared() {
+    let repartition = here(&admin)?;
+    if repartition.is_shared() {
         let detail = "Other processes share these partitions: change their number with \
                       `waybill topics grow` (or `shrink`) `--partitions P --scylla`.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
-    match growing.begin(partitions) {
+    match repartition.begin(partitions) {
         Ok(view) => Ok((StatusCode::ACCEPTED, Json(view))),
         Err(under_way) => Err(Problem::new(
             Kind::VerbRefused,
@@ -52,6 +52,6 @@ pub(super) async fn grow(
 }
 
 fn here(admin: &Admin) -> Result<&Repartition, Problem> {
-    let growing = admin.growing.get();
-    growing.ok_or_else(|| admin.no_scheduler())
+    let repartition = admin.repartition.get();
+    repartition.ok_or_else(|| admin.no_scheduler())
 }

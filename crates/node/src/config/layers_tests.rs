@@ -110,7 +110,7 @@ fn values_of_a_wrong_type_are_refused_with_their_line() {
         (
             "http:\n  tenantLimits: {perSecond: 10000000000000000000}\n",
             2,
-            "perSecond: must be a whole number, and is out of range",
+            "perSecond: must be a whole number from -9223372036854775808 to 9223372036854775807",
         ),
         (
             "scheduler: { inFlightMax: 20000000000000000000 }\n",

@@ -29,7 +29,7 @@ pub enum WorkflowsError {
         source: WorkflowError,
     },
     /// The workflows conflict with each other.
-    #[error("the workflows of {files} contradict each other")]
+    #[error("the workflows of {files} are inconsistent")]
     Together {
         /// All files.
         files: String,

@@ -53,13 +53,13 @@ pub(super) struct AbandonArgs {
 /// The arguments of `waybill ops undone`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct UndoneArgs {
-    /// The id of the operation, or its caller's id
+    /// The operation's id, or the id that its caller chose
     #[arg(value_name = "ID")]
     id: String,
     /// The step that was undone
     #[arg(value_name = "STEP")]
     step: String,
-    /// The tenant of the caller's id
+    /// The tenant whose caller chose the id
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     #[command(flatten)]
@@ -73,7 +73,8 @@ pub(super) struct UndoneArgs {
 /// The operations that a verb is for.
 #[derive(Clone, Debug, Args)]
 struct Target {
-    /// The id of the operation, or its caller's id; without it, the flags below select operations
+    /// The operation's id, or the id that its caller chose; without it, the flags below select
+    /// operations
     #[arg(value_name = "ID")]
     id: Option<String>,
     #[command(flatten)]

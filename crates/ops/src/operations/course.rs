@@ -110,13 +110,9 @@ impl fmt::Display for Halt {
                 open,
                 allowed,
             } => {
-                write!(f, "{failed} canaries failed again")?;
+                write!(f, "failed canaries: {failed}")?;
                 if *open > 0 {
-                    write!(
-                        f,
-                        " and {open} did not end within --canary-wait, so their results are \
-                         unknown"
-                    )?;
+                    write!(f, "; unfinished after --canary-wait: {open}")?;
                 }
                 write!(f, "; --canary-failures allows {allowed}")
             }
@@ -208,10 +204,7 @@ mod tests {
             };
             halt.to_string()
         };
-        assert_eq!(
-            text(2, 0),
-            "2 canaries failed again; --canary-failures allows 0"
-        );
-        assert!(text(0, 1).contains("1 did not end within --canary-wait"));
+        assert_eq!(text(2, 0), "failed canaries: 2; --canary-failures allows 0");
+        assert!(text(0, 1).contains("; unfinished after --canary-wait: 1;"));
     }
 }

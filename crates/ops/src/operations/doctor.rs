@@ -26,10 +26,11 @@ use crate::shown::Output;
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// The id of an operation, or its caller's id; without it, the command checks the installation
+    /// An operation's id, or the id that its caller chose; without it, the command checks the
+    /// installation
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// The tenant of the caller's id
+    /// The tenant whose caller chose the id
     #[arg(long, value_name = "NAME", requires = "id")]
     tenant: Option<String>,
     /// The URL of the API, if it is not at --http
@@ -117,7 +118,7 @@ impl DoctorArgs {
     ///
     /// # Errors
     ///
-    /// If a finding needs attention now.
+    /// If a check failed.
     pub fn run(&self, config: &Config, check: FileCheck) -> anyhow::Result<()> {
         let runtime = runtime()?;
         let mut bad = 0;
@@ -129,8 +130,8 @@ impl DoctorArgs {
         until_reader_leaves(printed)?;
         match bad {
             0 => Ok(()),
-            1 => anyhow::bail!("1 finding needs attention"),
-            count => anyhow::bail!("{count} findings need attention"),
+            1 => anyhow::bail!("1 check failed"),
+            count => anyhow::bail!("{count} checks failed"),
         }
     }
 

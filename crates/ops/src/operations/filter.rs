@@ -27,7 +27,7 @@ pub(super) struct Filter {
     /// Of this workflow
     #[arg(long, value_name = "NAME")]
     workflow: Option<String>,
-    /// Of this tenant; with an id, the tenant of the caller's id
+    /// Of this tenant; with an id argument, the tenant whose caller chose it
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// That failed at this step, or run it now

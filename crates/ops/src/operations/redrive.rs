@@ -313,9 +313,12 @@ impl<'a, W: Write> Redrive<'a, W> {
         };
         self.show_progress();
         let problem = match walked? {
-            Some(halt) => format!("halted: {halt}; {} operations were left out", ids.len()),
+            Some(halt) => format!(
+                "halted: {halt}; no request was sent for {} operations",
+                ids.len()
+            ),
             None if self.tally.failed + self.tally.refused > 0 => {
-                "some operations did not reach the requested state".to_owned()
+                "the verb failed or was refused for some operations".to_owned()
             }
             None => return Ok(()),
         };
@@ -331,8 +334,8 @@ impl<'a, W: Write> Redrive<'a, W> {
         self.show_progress();
         let not_asked = not_asked + self.turn_lost;
         Err(OpsError::BrokenOff(format!(
-            "{error}; stopped: {not_asked} operations were left out. Run the command again to continue: \
-             it does not repeat requests"
+            "{error}; stopped: no request was sent for {not_asked} operations. Run the command again to \
+             continue; requests that were sent are not repeated"
         )))
     }
 

@@ -16,10 +16,10 @@ use crate::shown::{NOTHING, Output, line};
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ShowArgs {
-    /// The id of the operation, or its caller's id
+    /// The operation's id, or the id that its caller chose
     #[arg(value_name = "ID")]
     id: String,
-    /// The tenant of the caller's id
+    /// The tenant whose caller chose the id
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// The output format; JSON is the answer of the API

@@ -67,7 +67,7 @@ impl DescribeArgs {
                 .find(|topic| names.contains(&topic.spec.name));
             match topic {
                 Some(topic) => chosen.push(topic.clone()),
-                None => anyhow::bail!("Waybill needs no topic {given}"),
+                None => anyhow::bail!("{given} is not a topic of Waybill"),
             }
         }
         site.needed = chosen;

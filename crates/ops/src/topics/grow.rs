@@ -98,9 +98,9 @@ impl GrowArgs {
         direction.allows(self.partitions, &stands)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = config.kafka_settings_of_commands();
-        let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
+        let repartition = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
         let show = |step: String| progress.show(&step);
-        Ok(growing.run(self.partitions, &show).await?)
+        Ok(repartition.run(self.partitions, &show).await?)
     }
 
     /// Sends the request to the process with the embedded store and follows its progress. After a

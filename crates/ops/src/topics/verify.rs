@@ -37,7 +37,7 @@ impl VerifyArgs {
                     site.drop_numbers_that_stand(&mut findings, &stands);
                     let becomes = stands.becomes.map(|to| format!(", changing to {to}"));
                     eprintln!(
-                        "partitions of operation topics in use, from the state store: {}{}",
+                        "operation topics: {} partitions in use{}, according to the state store",
                         stands.partitions,
                         becomes.unwrap_or_default()
                     );

@@ -60,8 +60,8 @@ impl ExportArgs {
         }
         anyhow::ensure!(
             exported.unreadable == 0,
-            "left out {} that are unreadable; the log names each",
-            counted(exported.unreadable, "row")
+            "left out {}; the log names each",
+            counted(exported.unreadable, "unreadable row")
         );
         Ok(())
     }

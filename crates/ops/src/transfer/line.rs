@@ -97,7 +97,7 @@ impl Operation {
             true => Ok(operation),
             false => Err(LineError::Impossible(
                 row.id,
-                "it differs after a write and a read",
+                "it changes when it is encoded and decoded again",
             )),
         }
     }

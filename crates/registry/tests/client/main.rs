@@ -29,7 +29,7 @@ fn settings(stub: &Stub) -> RegistrySettings {
     }
 }
 
-async fn world() -> (Stub, Registry) {
+async fn setup() -> (Stub, Registry) {
     let stub = Stub::start().await;
     let registry = Registry::new(&settings(&stub)).unwrap();
     (stub, registry)
@@ -50,7 +50,7 @@ async fn said(cache: &SchemaCache, id: u32) -> Lookup {
 
 #[tokio::test]
 async fn every_writer_schema_gets_an_id_and_the_same_one_again() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let subjects = subjects(&Topics::default(), &["drone", "account"]);
     let missing = schema_ids(&registry, &subjects, false).await;
     assert!(
@@ -77,7 +77,7 @@ async fn every_writer_schema_gets_an_id_and_the_same_one_again() {
 
 #[tokio::test]
 async fn an_incompatible_schema_is_refused_with_the_registrys_reason() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let subjects = subjects(&Topics::default(), &["drone"]);
     let [subject, ..] = subjects.as_slice() else {
         panic!("there are subjects")
@@ -103,7 +103,7 @@ async fn an_incompatible_schema_is_refused_with_the_registrys_reason() {
 
 #[tokio::test]
 async fn a_newer_schema_that_reads_the_older_one_is_compatible() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let request = RECORD_SCHEMAS[0];
     let mut older: serde_json::Value = serde_json::from_str(request.json).unwrap();
     let fields = older["fields"].as_array_mut().unwrap();
@@ -118,7 +118,7 @@ async fn a_newer_schema_that_reads_the_older_one_is_compatible() {
 
 #[tokio::test]
 async fn only_the_registrys_own_word_makes_an_id_unknown() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     assert_eq!(registry.schema(SchemaId(1)).await.unwrap(), None);
     let answers = [
         (StatusCode::NOT_FOUND, "nothing here", false),
@@ -166,7 +166,7 @@ async fn a_registry_that_does_not_exist_is_unreachable() {
 
 #[tokio::test]
 async fn the_login_travels_and_a_path_in_front_stays() {
-    let (stub, _) = world().await;
+    let (stub, _) = setup().await;
     let registry = Registry::new(&RegistrySettings {
         url: format!("{}/apis/ccompat/v7/", stub.url()),
         login: Some(Login {
@@ -190,7 +190,7 @@ async fn the_login_travels_and_a_path_in_front_stays() {
 
 #[tokio::test]
 async fn readers_get_known_schemas_and_each_id_is_requested_once() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let good = stub.give("s", OTHER);
     let json = stub.store("{}", "JSON");
     let cache = SchemaCache::new(registry);
@@ -226,7 +226,7 @@ async fn readers_get_known_schemas_and_each_id_is_requested_once() {
 
 #[tokio::test]
 async fn readers_wait_for_a_new_schema_that_a_node_does_not_have_yet() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let cache = SchemaCache::new(registry);
     let next = stub.give("s", OTHER) + 1;
     assert!(matches!(
@@ -242,7 +242,7 @@ async fn readers_wait_for_a_new_schema_that_a_node_does_not_have_yet() {
 
 #[tokio::test]
 async fn readers_do_not_wait_for_ever_for_an_id_that_the_registry_refuses() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let good = stub.give("s", OTHER);
     let cache = SchemaCache::new(registry);
     assert!(matches!(said(&cache, good).await, Lookup::Found(_)));
@@ -258,7 +258,7 @@ async fn readers_do_not_wait_for_ever_for_an_id_that_the_registry_refuses() {
 
 #[tokio::test]
 async fn readers_wait_while_the_registry_is_unreachable_and_continue_afterwards() {
-    let (stub, registry) = world().await;
+    let (stub, registry) = setup().await;
     let id = stub.give("s", OTHER);
     stub.goes_away();
     let cache = Arc::new(SchemaCache::new(registry));

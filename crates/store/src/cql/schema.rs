@@ -143,7 +143,11 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
         set_version(link, keyspace, version).await?;
         let now = schema_version(&link.session, keyspace).await?.unwrap_or(0);
         if now <= version {
-            let what = format!("the version in {keyspace}.schema_versions stayed {now}");
+            let what = format!(
+                "{keyspace}.schema_versions still has version {now} after the migration to {}: \
+                 check its row name = '{NAME}', then run the migration again",
+                version + 1
+            );
             return Err(StoreError::unavailable(MIGRATING, what));
         }
         tracing::info!(keyspace, version = now, "migrated the schema");
@@ -269,7 +273,7 @@ async fn define(link: &Link, statement: String) -> Result<(), StoreError> {
     .map(|_| ())
 }
 
-/// Stores version 0, which has none of the other tables, unless there is a version.
+/// Stores version 0 (no other table exists yet), unless a version is stored.
 async fn begin_versions(link: &Link, keyspace: &str) -> Result<(), StoreError> {
     let statement = format!(
         "INSERT INTO {keyspace}.schema_versions (name, version) VALUES (?, 0) IF NOT EXISTS"

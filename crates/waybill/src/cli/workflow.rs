@@ -18,7 +18,7 @@ use crate::roles::{agents_elsewhere, built_in_agents, check_for, check_to_run, l
 /// What to do with workflows.
 #[derive(Clone, Debug, Subcommand)]
 pub enum WorkflowCommand {
-    /// Make the checks of a start for a workflow, and start nothing
+    /// Check a workflow as a start would, without starting anything
     Check {
         /// The workflow (YAML)
         file: PathBuf,

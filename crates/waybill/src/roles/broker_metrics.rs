@@ -228,7 +228,7 @@ static GAUGES: [Counted<Gauge>; 21] = [
     (
         Metric::new(
             "waybill_broker_group_bytes_max",
-            "Limit on waybill_broker_group_bytes",
+            "Limit on the memory of all consumer groups, in bytes",
             [],
         ),
         |s| s.group_bytes_max,
@@ -292,7 +292,7 @@ static GAUGES: [Counted<Gauge>; 21] = [
     (
         Metric::new(
             "waybill_broker_buffer_bytes_max",
-            "Limit on waybill_broker_buffer_bytes",
+            "Limit on the memory of large produce requests, joining members, and answers to fetches, in bytes",
             [],
         ),
         |s| s.buffer_bytes_max,
@@ -308,7 +308,7 @@ static GAUGES: [Counted<Gauge>; 21] = [
     (
         Metric::new(
             "waybill_broker_control_buffer_bytes_max",
-            "Limit on waybill_broker_control_buffer_bytes",
+            "Limit on the memory of other large requests, with their answers, in bytes",
             [],
         ),
         |s| s.control_buffer_bytes_max,

@@ -69,7 +69,7 @@ pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
         tracing::warn!(
             path = %path.display(),
             mode = format_args!("{:o}", mode & 0o777),
-            "every user of this machine may read the data directory: run chmod 700"
+            "every user of this machine can read the data directory: run chmod 700"
         );
     }
     Ok(())

@@ -73,7 +73,7 @@ async fn live(
     let admin = Admin::new(telemetry, auth.clone(), hosts);
     let all_started = admin
         .readiness
-        .expect("all roles to be running, and none stopping");
+        .expect("all roles to be started, and none to be stopping");
     let start = async {
         ports::check(role, config)?;
         prepare_data_dir(role, config)?;

@@ -129,7 +129,7 @@ impl fmt::Display for Addresses {
              and follow the Location of the answer with: curl -s{trust}{token} '{http}<Location>'\n\n\
              API documentation:   {http}/docs\n\
              Metrics, partitions: {admin}/metrics  {admin}/schedulers\n\n\
-             Ctrl-C stops the process in order; the next start continues all operations."
+             Ctrl-C shuts the process down cleanly; the next start continues all operations."
         )
     }
 }

@@ -60,17 +60,17 @@ pub(super) async fn start(
     let scheduler = Scheduler::start(settings, parts, &admin.readiness, &admin.liveness)?;
     admin.set_schedulers(scheduler.control());
     admin.set_shards(Shards::new(dependencies.store.clone(), config.partitions));
-    let growing = Repartition::new(
+    let repartition = Repartition::new(
         &config.topology(),
         dependencies.store.clone(),
         dependencies.kafka.clone(),
         dependencies.topics.clone(),
         &dependencies.workflows,
     );
-    admin.set_growing(growing.clone());
+    admin.set_repartition(repartition.clone());
     let partition_map = dependencies.partition_map.clone();
     running.spawn(Stage::Scheduler, "partitions", move |stop| {
-        repartition::finish(growing, partition_map, stop)
+        repartition::finish(repartition, partition_map, stop)
     });
     let stop = scheduler.stopper();
     running.push(

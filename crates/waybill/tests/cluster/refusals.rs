@@ -37,8 +37,8 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
         );
     }
 
-    let mut growing = cluster.command(&["topics", "grow", "--partitions", &wanted.to_string()]);
-    let mut growing = growing.spawn().expect("the program was built");
+    let mut repartition = cluster.command(&["topics", "grow", "--partitions", &wanted.to_string()]);
+    let mut repartition = repartition.spawn().expect("the program was built");
     scheduler
         .setup
         .eventually("more are announced", async || {
@@ -49,7 +49,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
         .await;
     scheduler.start_again();
     scheduler.setup.ready().await;
-    let status = growing.wait().expect("it can be waited for");
+    let status = repartition.wait().expect("it can be waited for");
     assert!(status.success(), "{status}");
     drop(scheduler);
     cluster.remove().await;

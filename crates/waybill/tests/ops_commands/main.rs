@@ -164,7 +164,8 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
     assert_eq!(halted.code, Some(1), "{halted:?}");
     assert_eq!(halted.column("outcome"), ["failed"]);
     assert!(
-        halted.err.contains("halted") && halted.err.contains("11 operations were left out"),
+        halted.err.contains("halted")
+            && halted.err.contains("no request was sent for 11 operations"),
         "{halted:?}"
     );
     assert_eq!(asked(&ids), 1);
@@ -229,7 +230,7 @@ async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_ou
     let broken_off = broken_off.join().unwrap();
     assert_eq!(broken_off.code, Some(2), "{broken_off:?}");
     let reported = broken_off.json().len();
-    let left_out = format!("{} operations were left out", PARKED - reported);
+    let left_out = format!("no request was sent for {} operations", PARKED - reported);
     assert!(0 < reported && reported < PARKED, "{broken_off:?}");
     assert!(broken_off.err.contains(&left_out), "{broken_off:?}");
 

@@ -126,7 +126,7 @@ fn a_request_that_a_step_needs_has_to_be_there() {
         (
             "        pay:\n",
             "        bill:\n",
-            r#"agent "bank" does not fit step "pay": `steps.pay` is missing, and so is a `request`"#,
+            r#"agent "bank" does not fit step "pay": `steps.pay` is missing, and there is no `request` for all steps"#,
         ),
         (
             "        compensate: { method: DELETE }\n",

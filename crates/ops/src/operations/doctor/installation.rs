@@ -247,8 +247,8 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
         return Ok(Finding::bad(WHAT, said));
     }
     let said = format!(
-        "requests not consumed: {not_consumed}, consumed and after a checkpoint: {held}; `waybill explain lag` shows \
-         which operations hold the checkpoints"
+        "requests not consumed: {not_consumed}, consumed but not yet checkpointed: {held}; `waybill explain lag` \
+         shows which operations hold the checkpoints"
     );
     Ok(match not_consumed > LAG_NOTED_FROM {
         true => Finding::note(WHAT, said),

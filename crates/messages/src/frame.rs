@@ -1,4 +1,4 @@
-//! IDs of schemas, and the bytes before a datum.
+//! The frame of a record: the bytes before its datum.
 
 use std::fmt;
 

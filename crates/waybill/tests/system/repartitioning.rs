@@ -31,7 +31,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     let progress = Arc::new(AtomicUsize::new(0));
     let sending = {
         let (setup, progress) = (setup.clone(), progress.clone());
-        tokio::spawn(async move { deliver_all(&setup, "growing", DELIVERIES, &progress).await })
+        tokio::spawn(async move { deliver_all(&setup, "repartition", DELIVERIES, &progress).await })
     };
     let late = Deaf::of(&setup, "late", 2);
     let changing = async {
@@ -51,28 +51,28 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         // The process that drives the change is killed after the topics have grown, and again after
         // the announcement. The repeated command continues.
         is_at(3).await;
-        let mut growing = begin(&setup, "grow", 8);
+        let mut repartition = begin(&setup, "grow", 8);
         setup
             .eventually("the topic has more partitions", async || {
-                goes_on(&mut growing);
+                goes_on(&mut repartition);
                 partitions_of(&setup, REQUESTS) == 8
             })
             .await;
-        let _ = growing.kill();
-        let _ = growing.wait();
+        let _ = repartition.kill();
+        let _ = repartition.wait();
         process.kill();
         process = restart(&setup);
         setup.ready().await;
 
-        let mut growing = begin(&setup, "grow", 8);
+        let mut repartition = begin(&setup, "grow", 8);
         setup
             .eventually("more partitions are announced", async || {
-                goes_on(&mut growing);
+                goes_on(&mut repartition);
                 announced(&setup, 8)
             })
             .await;
-        let _ = growing.kill();
-        let _ = growing.wait();
+        let _ = repartition.kill();
+        let _ = repartition.wait();
         for index in 0..20 {
             // Possibly no shard reads its partition yet.
             let id = setup
@@ -237,16 +237,16 @@ async fn a_command_that_grows_continues_when_its_process_is_killed() {
     let process = setup.up();
     setup.ready().await;
     let setup = Arc::new(setup);
-    let mut growing = begin(&setup, "grow", 4);
+    let mut repartition = begin(&setup, "grow", 4);
     setup
         .eventually("the topic has more partitions", async || {
-            goes_on(&mut growing);
+            goes_on(&mut repartition);
             partitions_of(&setup, REQUESTS) == 4
         })
         .await;
     process.kill();
     let process = restart(&setup);
-    let grown = tokio::task::spawn_blocking(|| growing.wait_with_output())
+    let grown = tokio::task::spawn_blocking(|| repartition.wait_with_output())
         .await
         .expect("it is waited for")
         .expect("it runs");

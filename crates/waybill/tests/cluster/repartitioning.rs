@@ -40,15 +40,15 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
         let change = || {
             let wanted = partitions.to_string();
             let grow = ["topics", verb, "--partitions", &wanted];
-            let growing = cluster.command(&grow).spawn();
-            let mut growing = growing.expect("the program was built");
+            let repartition = cluster.command(&grow).spawn();
+            let mut repartition = repartition.expect("the program was built");
             if is_killed {
                 // Around the announcement.
                 std::thread::sleep(std::time::Duration::from_secs(3));
                 schedulers[1].kill_and_start_again();
             }
             // It stops waiting for shards after a while, and may be started again.
-            let mut status = growing.wait().expect("it runs");
+            let mut status = repartition.wait().expect("it runs");
             for _ in 0..3 {
                 if status.success() {
                     break;

@@ -52,7 +52,7 @@ class Sink(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class World:
+class Installation:
     """The processes. They end with it; what Prometheus gathered stays in the directory."""
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -62,7 +62,7 @@ class World:
         self.address = {name: f"127.0.0.1:{free_port()}" for name in ("http", "admin", "broker", "services", "prometheus")}
         self.children: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> "World":
+    def __enter__(self) -> "Installation":
         sink = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
         threading.Thread(target=sink.serve_forever, daemon=True).start()
         at = f"http://127.0.0.1:{sink.server_port}/"
