@@ -1,7 +1,8 @@
 # The two commands of a fresh machine: `make run` and `make test`. Both install what is missing.
 # `make test-full` adds the tests on Apache Kafka and Apache Cassandra, `make test-brokers` runs the one on
 # three brokers of which one after the other is killed, and `make test-upgrades` the ones that mix this version with an
-# earlier one, which it builds; `make kafka`, `make cassandra`
+# earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
+# role: half an hour, most of it the build. `make kafka`, `make cassandra`
 # and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
 # every role on them. `make loadtest` measures everything that there are goals for: docs/loadtest.md. `make docs` builds the
 # pages of docs/ as a book in target/book, and checks its links.
@@ -14,7 +15,7 @@ SERVERS_DIR ?=
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers test-upgrades loadtest docs build kafka cassandra cluster run-cluster
+.PHONY: run test test-full test-brokers test-upgrades test-containers loadtest docs build kafka cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -36,6 +37,9 @@ test-upgrades:
 	.ci/setup full
 	WAYBILL_TEST_PREVIOUS=$$(.ci/previous) .ci/servers/run kafka cassandra -- \
 		cargo test --release --locked -p waybill --test cluster --test system upgrade:: -- --show-output
+
+test-containers:
+	.ci/containers
 
 loadtest:
 	.ci/setup

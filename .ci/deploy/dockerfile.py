@@ -28,14 +28,19 @@ def stages_of(text):
     """The stages in order: name, base, and their instructions as (word, rest)."""
     text = re.sub(r"^\s*#.*\n", "", text, flags=re.M)
     text = text.replace("\\\n", " ")
-    stages = []
+    stages, arguments = [], {}
     for line in filter(None, map(str.strip, text.splitlines())):
         word, _, rest = line.partition(" ")
         if word == "FROM":
             base, name = re.fullmatch(r"(\S+) AS (\S+)", rest).groups()
+            # An argument of the build, by its default.
+            base = re.sub(r"^\$\{(\w+)\}$", lambda argument: arguments[argument[1]], base)
             stages.append({"name": name, "base": base, "does": []})
         elif stages:
             stages[-1]["does"].append((word, re.sub(r"\s+", " ", rest)))
+        elif word == "ARG":
+            argument, _, default = rest.partition("=")
+            arguments[argument] = default
         else:
             wrong.append(f"{word} stands before every stage")
     return stages
@@ -87,8 +92,12 @@ def check_stages(stages):
             if word == "ADD":
                 wrong.append("ADD fetches and unpacks by itself; COPY does what it says")
     builds = [rest for stage in stages for word, rest in stage["does"] if word == "RUN" and "cargo build" in rest]
-    if not builds:
-        wrong.append("nothing is built")
+    if len(builds) != 1:
+        wrong.append(f"cargo runs {len(builds)} times: one run compiles what both programs have in common once")
+    for build in builds:
+        if "--strip" not in build:
+            wrong.append("the programs are not stripped")
+    check_start(final, stages)
 
     manifest = pathlib.Path("Cargo.toml").read_text()
     oldest = re.search(r'^rust-version = "(\d+)\.(\d+)"', manifest, re.M)
@@ -105,6 +114,22 @@ def check_stages(stages):
     base = [labels.get(f"org.opencontainers.image.base.{part}") for part in ("name", "digest")]
     if "@".join(map(str, base)) != f"docker.io/library/{lineage(final, stages)[0]['base']}":
         wrong.append("the labels of the base are not the base")
+
+
+def check_start(final, stages):
+    """What the image does by itself: it listens where its ports are published, reports its health, and belongs to group 0."""
+    command = json.loads((said(final, stages, "CMD") or ["[]"])[-1])
+    ports = said(final, stages, "EXPOSE")[-1].split()
+    if command[:1] != ["up"]:
+        wrong.append(f"the default command is {command}, and not `up`")
+    for port in ports:
+        if f"0.0.0.0:{port}" not in command:
+            wrong.append(f"port {port} is exposed, and the default command does not listen on it: {command}")
+    if not any("CMD" in check and '"waybill", "ready"' in check for check in said(final, stages, "HEALTHCHECK")):
+        wrong.append("HEALTHCHECK does not run `waybill ready`")
+    installs = [run for run in said(final, stages, "RUN") if "install --directory" in run]
+    if not any(re.search(r"--group=0 --mode=0770 /var/lib/waybill", run) for run in installs):
+        wrong.append("a user of group 0 cannot write to /var/lib/waybill")
 
 
 def check_context(binary):

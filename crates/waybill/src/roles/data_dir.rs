@@ -1,14 +1,17 @@
 //! The data directory of this process.
 //!
 //! What must hold: only the process's user reads it, because it holds all data of clients. An
-//! existing directory keeps its mode, and the log warns if other users may read it.
+//! existing directory keeps its mode, and the log warns if other users may read it. A refusal names
+//! the user of the process and the owner of the directory: in containers, nothing else shows them.
 
-use std::fs::{self, DirBuilder};
+use std::fmt;
+use std::fs::{self, DirBuilder, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
+use rustix::process::{getgid, getuid};
 
 /// Only the user may access the directory.
 const MODE: u32 = 0o700;
@@ -22,23 +25,96 @@ pub(super) enum DataDirError {
     #[error("{} is not a directory", .0.display())]
     NotADirectory(PathBuf),
     /// The directory does not exist and cannot be created.
-    #[error("cannot create the directory {}", .path.display())]
+    #[error("cannot create the directory {}{rights}", .path.display())]
     Make {
         /// The directory.
         path: PathBuf,
+        /// The rights in its closest parent that exists.
+        rights: Rights,
         /// The cause.
         #[source]
         source: io::Error,
     },
     /// This user may not read the directory, or create files in it.
-    #[error("cannot read and write the directory {}", .path.display())]
+    #[error("cannot read and write the directory {}{rights}", .path.display())]
     Access {
         /// The directory.
         path: PathBuf,
+        /// The rights in it, or in its closest parent that can be examined.
+        rights: Rights,
         /// The cause.
         #[source]
         source: io::Error,
     },
+}
+
+/// The user of this process, and the owner and mode of a directory.
+#[derive(Debug)]
+pub(super) struct Rights {
+    user: u32,
+    group: u32,
+    directory: Option<Directory>,
+}
+
+#[derive(Debug)]
+struct Directory {
+    path: PathBuf,
+    owner: u32,
+    group: u32,
+    mode: u32,
+}
+
+impl Rights {
+    /// The rights of this process in a directory, or in its closest parent that can be examined.
+    fn to(path: &Path) -> Self {
+        let mut candidates = path.ancestors();
+        let directory = candidates.find_map(|path| {
+            // The last ancestor of a relative path.
+            let path = if path.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                path
+            };
+            let found = fs::metadata(path).ok()?;
+            Some(Directory::new(path, &found))
+        });
+        Self {
+            user: getuid().as_raw(),
+            group: getgid().as_raw(),
+            directory,
+        }
+    }
+}
+
+impl Directory {
+    fn new(path: &Path, found: &Metadata) -> Self {
+        Self {
+            path: path.to_owned(),
+            owner: found.uid(),
+            group: found.gid(),
+            mode: found.mode() & 0o7777,
+        }
+    }
+}
+
+impl fmt::Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, " as user {} of group {}", self.user, self.group)?;
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
+        let Directory {
+            path,
+            owner,
+            group,
+            mode,
+        } = directory;
+        let path = path.display();
+        write!(
+            f,
+            " ({path} belongs to user {owner} and group {group}, mode {mode:03o})"
+        )
+    }
 }
 
 /// Creates the directory and its parents for this user only. Warns if it exists and every user may
@@ -52,18 +128,14 @@ pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return make(path),
         Err(source) => {
-            let path = path.to_owned();
-            return Err(DataDirError::Access { path, source });
+            return Err(no_access(path, source));
         }
     };
     if !found.is_dir() {
         return Err(DataDirError::NotADirectory(path.to_owned()));
     }
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-    access(path, needed).map_err(|error| DataDirError::Access {
-        path: path.to_owned(),
-        source: error.into(),
-    })?;
+    access(path, needed).map_err(|error| no_access(path, error.into()))?;
     let mode = found.permissions().mode();
     if mode & OTHERS != 0 {
         tracing::warn!(
@@ -80,8 +152,17 @@ fn make(path: &Path) -> Result<(), DataDirError> {
     let made = directories.recursive(true).mode(MODE).create(path);
     made.map_err(|source| DataDirError::Make {
         path: path.to_owned(),
+        rights: Rights::to(path),
         source,
     })
+}
+
+fn no_access(path: &Path, source: io::Error) -> DataDirError {
+    DataDirError::Access {
+        path: path.to_owned(),
+        rights: Rights::to(path),
+        source,
+    }
 }
 
 #[cfg(test)]
@@ -115,6 +196,49 @@ mod tests {
         let below = file.join("data");
         let refused = prepare(&below).unwrap_err().to_string();
         assert!(refused.contains(below.to_str().unwrap()), "{refused}");
+    }
+
+    #[test]
+    fn a_refusal_names_the_user_and_the_owner_and_mode_of_the_directory() {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o750)).unwrap();
+        let owner = fs::metadata(root.path()).unwrap();
+        let rights = format!(
+            "as user {} of group {} ({} belongs to user {} and group {}, mode 750)",
+            getuid().as_raw(),
+            getgid().as_raw(),
+            root.path().display(),
+            owner.uid(),
+            owner.gid()
+        );
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let refused = no_access(root.path(), denied()).to_string();
+        let path = root.path().display();
+        assert_eq!(
+            refused,
+            format!("cannot read and write the directory {path} {rights}")
+        );
+        let below = root.path().join("missing/data");
+        let refused = DataDirError::Make {
+            path: below.clone(),
+            rights: Rights::to(&below),
+            source: denied(),
+        };
+        let path = below.display();
+        assert_eq!(
+            refused.to_string(),
+            format!("cannot create the directory {path} {rights}")
+        );
+    }
+
+    #[test]
+    fn a_directory_of_mode_0_is_refused_unless_the_user_may_do_everything() {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0)).unwrap();
+        match prepare(root.path()) {
+            Err(error) => assert!(error.to_string().ends_with("mode 000)"), "{error}"),
+            Ok(()) => assert_eq!(getuid().as_raw(), 0),
+        }
     }
 
     /// The log lines about a directory of this mode.
