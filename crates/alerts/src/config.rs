@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, duration_to_text, units};
 
@@ -19,34 +20,34 @@ const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const AGE_MIN: Duration = Duration::from_secs(60);
 
 /// The `alerts` section. Every limit applies to one receiver: receivers share nothing.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AlertsConfig {
     /// How long repeats of an alert are gathered before one message reports all of them.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub dedup_window: Duration,
     /// How many repeats are gathered at once; beyond it they are reported earlier.
     pub folded_max: usize,
     /// How many different alerts may wait at once; beyond it no further ones are read. The topic is
-    /// read ahead of the receiver by at most this number and `folded_max` together.
+    /// read ahead of the receiver by at most this number and `foldedMax` together.
     pub queue_max: usize,
     /// How often a message is tried before it is given up.
     pub attempts_max: u32,
     /// The wait before the second attempt, doubled for each further one, with jitter.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub backoff: Duration,
     /// The longest such wait.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub backoff_max: Duration,
     /// The longest `Retry-After` of a receiver that is respected.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub retry_after_max: Duration,
     /// The time limit of one attempt; by e-mail, for each address.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub timeout: Duration,
     /// Older alerts are counted and not sent. This applies to a new receiver, and to one that was
     /// unreachable for long.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub max_age: Duration,
     /// The receivers, by name.
     pub receivers: BTreeMap<String, ReceiverConfig>,
@@ -147,7 +148,7 @@ impl AlertsConfig {
 }
 
 /// One receiver.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ReceiverConfig {
     /// Signed HTTP requests.
@@ -157,7 +158,7 @@ pub enum ReceiverConfig {
 }
 
 /// A receiver that gets HTTP requests.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct WebhookConfig {
     /// The URL to POST to. The part after the authority is a secret: many services accept requests
@@ -176,9 +177,9 @@ pub struct WebhookConfig {
     pub header_files: BTreeMap<String, PathBuf>,
     /// Certificates (PEM) that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// The body, with placeholders; `None` for Waybill's own.
+    /// The body, with placeholders; `null` for Waybill's own.
     pub template: Option<String>,
-    /// The content type of the template, which determines how values are escaped; `None` for JSON.
+    /// The content type of the template, which determines how values are escaped; `null` for JSON.
     pub content_type: Option<String>,
 }
 
@@ -203,12 +204,12 @@ impl WebhookConfig {
 }
 
 /// A receiver that gets e-mails.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EmailConfig {
     /// The SMTP server.
     pub host: String,
-    /// Its port; `None` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
+    /// Its port; `null` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
     #[serde(default)]
     pub port: Option<u16>,
     /// How the connection is protected.
@@ -217,7 +218,7 @@ pub struct EmailConfig {
     /// Certificates (PEM) that are trusted in addition to the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// The user to log in as; `None` for no login.
+    /// The user to log in as; `null` for no login.
     #[serde(default)]
     pub user: Option<String>,
     /// The password of `user`.
@@ -233,7 +234,7 @@ pub struct EmailConfig {
 }
 
 /// How a connection to an SMTP server is protected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum EmailTls {
     /// It begins unencrypted and must change to TLS before anything else is sent.

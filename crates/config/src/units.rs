@@ -1,5 +1,7 @@
 //! Durations, sizes and counts in the form that people write.
 
+mod schema;
+
 use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
@@ -7,6 +9,8 @@ use std::time::Duration;
 
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use schema::ListenAddress;
 
 /// Units of time, largest first, in milliseconds.
 const TIME_UNITS: [(&str, u64); 5] = [
@@ -214,10 +218,12 @@ impl<'de> Deserialize<'de> for FreeMin {
     }
 }
 
-/// For `#[serde(with = "…")]` on a [`Duration`].
-pub mod duration {
-    use super::*;
+/// The text form of a [`Duration`], for `#[serde(with = "…")]`. A type rather than a module, so that it also is the schema of
+/// such a field.
+#[derive(Clone, Copy, Debug)]
+pub struct DurationText;
 
+impl DurationText {
     /// Serializes as text with a unit.
     ///
     /// # Errors
@@ -399,7 +405,7 @@ mod tests {
     fn a_configuration_takes_durations_and_sizes_up_to_a_bound() {
         #[derive(Debug, Deserialize)]
         struct Settings {
-            #[serde(with = "super::duration")]
+            #[serde(with = "super::DurationText")]
             wait: Duration,
             room: ByteSize,
         }

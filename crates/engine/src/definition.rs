@@ -3,15 +3,22 @@
 //! The engine has no parser; the program reads these values from YAML. The conversion to a
 //! [`Workflow`](crate::Workflow) validates a definition.
 
+mod duration;
+
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, de};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use duration::optional_duration;
+pub use duration::{DurationError, DurationText, parse_duration};
 
 /// A workflow.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkflowDefinition {
     /// Its name: `[a-z0-9-]`, at most 64 characters.
+    #[schemars(regex(pattern = "^[a-z0-9-]{1,64}$"))]
     pub name: String,
     /// Its version. Operations keep the version that they started with.
     pub version: u32,
@@ -23,8 +30,10 @@ pub struct WorkflowDefinition {
     pub on_failure: Option<OnFailure>,
     /// How long an operation may take from its creation, if its caller sets no deadline.
     #[serde(default, deserialize_with = "optional_duration")]
+    #[schemars(with = "DurationText")]
     pub deadline: Option<Duration>,
     /// Its steps, at most 64.
+    #[schemars(length(min = 1, max = 64))]
     pub steps: Vec<StepDefinition>,
 }
 
@@ -44,7 +53,7 @@ impl WorkflowDefinition {
 }
 
 /// Until when a caller may cancel an operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum CancelPolicy {
     /// Until the operation is final.
@@ -55,7 +64,7 @@ pub enum CancelPolicy {
 }
 
 /// What happens after a step has failed for good.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnFailure {
     /// The completed steps are undone.
@@ -67,7 +76,7 @@ pub enum OnFailure {
 }
 
 /// Whether and how a step can be undone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum StepKind {
     /// It has no effect, so it needs no undo.
@@ -82,7 +91,7 @@ pub enum StepKind {
 }
 
 /// How a step is undone.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CompensationDefinition {
     /// A person undoes it, and confirms that.
@@ -90,13 +99,13 @@ pub struct CompensationDefinition {
     /// The agent that undoes it; by default the one that performs it.
     pub agent: Option<String>,
     /// How long one attempt may take.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub timeout: Duration,
     /// How often and when an undo is retried.
     pub retry: RetryPolicy,
     /// How long after its complete-by an attempt of unknown outcome may still take effect. The step
     /// is not undone before that.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub settle: Duration,
     /// Whether the step's service refuses late requests to perform the step after it was undone. By
     /// default it does not, and an undo counts only once no late attempt can follow it.
@@ -129,12 +138,14 @@ impl CompensationDefinition {
 }
 
 /// A step of a workflow.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StepDefinition {
     /// Its name, unique in the workflow: `[a-z0-9-]`, at most 64 characters.
+    #[schemars(regex(pattern = "^[a-z0-9-]{1,64}$"))]
     pub name: String,
     /// The agent that performs it: `[a-z0-9-]`, at most 64 characters.
+    #[schemars(regex(pattern = "^[a-z0-9-]{1,64}$"))]
     pub agent: String,
     /// The steps that must be completed or skipped first; by default the preceding step in the
     /// file, if there is one. Empty: none.
@@ -144,10 +155,7 @@ pub struct StepDefinition {
     #[serde(default)]
     pub when: Option<Condition>,
     /// How long one attempt may take, for example `10s`.
-    #[serde(
-        default = "StepDefinition::timeout_default",
-        deserialize_with = "duration"
-    )]
+    #[serde(default = "StepDefinition::timeout_default", with = "DurationText")]
     pub timeout: Duration,
     /// Whether and how it can be undone.
     #[serde(default)]
@@ -209,26 +217,27 @@ impl StepDefinition {
     }
 }
 
-/// How often an action is attempted, and how the waits between attempts grow: `initial_interval`,
-/// multiplied by `multiplier` after each failure, up to `max_interval`. The actual wait is between
+/// How often an action is attempted, and how the waits between attempts grow: `initialInterval`,
+/// multiplied by `multiplier` after each failure, up to `maxInterval`. The actual wait is between
 /// half and all of it, so that steps that failed together do not retry together.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetryPolicy {
     /// After this many failed or timed-out attempts it fails for good; by default 8 for a step, 16
     /// for its compensation.
     pub max_attempts: Option<u32>,
     /// The wait after the first failure.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub initial_interval: Duration,
     /// The factor by which the wait grows after each failure.
     pub multiplier: f64,
     /// The longest wait.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub max_interval: Duration,
-    /// With `onFailure: retry`, the wait before each attempt after `max_attempts`; by default 10
+    /// With `onFailure: retry`, the wait before each attempt after `maxAttempts`; by default 10
     /// minutes. Not for compensations.
     #[serde(deserialize_with = "optional_duration")]
+    #[schemars(with = "DurationText")]
     pub long_interval: Option<Duration>,
 }
 
@@ -246,7 +255,7 @@ impl Default for RetryPolicy {
 
 /// A condition on an output of an earlier step. It holds if that step is completed and the output
 /// has the value. A skipped step has no outputs, so the condition does not hold.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Condition {
     /// The earlier step.
@@ -254,113 +263,13 @@ pub struct Condition {
     /// The name of the output.
     pub output: String,
     /// The required value.
+    #[schemars(extend("type" = ["string", "number", "boolean"]))]
     pub equals: String,
-}
-
-/// Why a text is not a duration.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "{text:?} is not a duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
-)]
-pub struct DurationError {
-    text: String,
-}
-
-/// Parses a duration: a whole number and its unit, `ms`, `s`, `m` or `h`, without a space.
-///
-/// # Errors
-///
-/// If the text has another form, or exceeds a `u64` of milliseconds.
-pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
-    let refuse = || DurationError {
-        text: text.to_owned(),
-    };
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let unit_ms = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(refuse()),
-    };
-    let number: u64 = number.parse().map_err(|_| refuse())?;
-    let ms = number.checked_mul(unit_ms).ok_or_else(refuse)?;
-    Ok(Duration::from_millis(ms))
-}
-
-/// Deserializes fields that hold durations as text; for `deserialize_with`.
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    struct Text;
-
-    impl de::Visitor<'_> for Text {
-        type Value = Duration;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a duration such as \"5s\" or \"200ms\"")
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
-            parse_duration(text).map_err(E::custom)
-        }
-    }
-
-    deserializer.deserialize_str(Text)
-}
-
-fn optional_duration<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    duration(deserializer).map(Some)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_a_whole_number_and_a_unit() {
-        for (text, expected_ms) in [
-            ("200ms", 200),
-            ("5s", 5_000),
-            ("2m", 120_000),
-            ("1h", 3_600_000),
-            ("0s", 0),
-        ] {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(expected_ms)),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn anything_else_is_refused_with_what_was_expected() {
-        for text in [
-            "",
-            "5",
-            "s",
-            "5 s",
-            " 5s",
-            "5S",
-            "-5s",
-            "1.5s",
-            "5sec",
-            "1h30m",
-            "٥s",
-            "99999999999999999999s",
-            "18446744073709551615h",
-        ] {
-            let error = parse_duration(text).expect_err(text);
-            assert!(
-                error
-                    .to_string()
-                    .contains("expected a whole number and a unit"),
-                "{error}"
-            );
-        }
-    }
 
     #[test]
     fn a_definition_has_defaults_for_all_but_names_and_agents() {

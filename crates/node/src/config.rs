@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
@@ -40,7 +41,7 @@ pub use waybill_http::TlsConfig;
 pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 
 /// The whole configuration.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
     /// The directory of the embedded broker, the embedded store and the services' ledger.
@@ -48,7 +49,7 @@ pub struct Config {
     /// Partitions of the operation topics of a new store; `waybill topics grow` adds more.
     pub partitions: u32,
     /// How long a drain may take after SIGTERM or Ctrl-C before the rest is cut off.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub shutdown_timeout: Duration,
     /// Whether unauthenticated listeners on non-loopback addresses are allowed.
     pub insecure: bool,

@@ -5,16 +5,17 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize, units};
 use waybill_kafka::{ClientError, KafkaSettings};
 
 /// The `kafka` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct KafkaConfig {
-    /// Bootstrap brokers as `host:port`; `None` for the embedded broker.
+    /// Bootstrap brokers as `host:port`; `null` for the embedded broker.
     pub brokers: Option<Vec<String>>,
     /// The prefix of all topic names.
     pub topic_prefix: String,
@@ -26,17 +27,17 @@ pub struct KafkaConfig {
     /// How long requests are kept, for topics that are created. Must be less than
     /// `store.retention`. Not used for the embedded broker, which deletes exactly the requests that
     /// are done.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub requests_retention: Duration,
     /// How long step requests and replies are kept. They can be derived again.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub steps_retention: Duration,
     /// How long `topics grow` waits after it added partitions until clients have refreshed their
     /// metadata, and again until all writers use the new number.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub repartition_settle: Duration,
     /// How long status, failed operations and dead letters are kept.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub results_retention: Duration,
     /// Further librdkafka settings for every client.
     pub properties: Properties,
@@ -163,8 +164,12 @@ impl KafkaConfig {
 
 /// librdkafka settings by name. `Debug` and serialization hide secret values. [`Properties::iter`]
 /// returns them.
-#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(transparent)]
+#[schemars(
+    description = "librdkafka settings by name.",
+    extend("additionalProperties" = {"type": ["string", "number", "boolean"]})
+)]
 pub struct Properties(BTreeMap<String, String>);
 
 impl Properties {

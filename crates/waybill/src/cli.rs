@@ -4,9 +4,10 @@
 //! configuration.
 //!
 //! Most operator commands are in `waybill-ops`. This crate has those that need the roles or the
-//! command line itself: `workflow`, `config`, `reference`, `completions`, `man` and `token`.
+//! command line itself: `workflow`, `config`, `reference`, `schema`, `completions`, `man` and `token`.
 
 mod reference;
+mod schema;
 mod shell;
 mod token;
 mod workflow;
@@ -27,6 +28,7 @@ use waybill_ops::{
 };
 
 pub use reference::Reference;
+pub use schema::FileKind;
 pub use token::TokenCommand;
 pub use workflow::{WorkflowCommand, check_configuration};
 
@@ -177,6 +179,17 @@ pub enum Command {
         #[arg(value_enum)]
         page: Reference,
     },
+    /// Print the JSON Schema of a kind of file, for editors
+    ///
+    /// Name it in the first line of a file: `# yaml-language-server: $schema=FILE`.
+    Schema {
+        /// Which kind
+        #[arg(value_enum)]
+        kind: FileKind,
+        /// The file to write instead of standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// Which one.
@@ -257,7 +270,14 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
     (
         "Develop",
-        &["workflow", "agent-check", "reference", "completions", "man"],
+        &[
+            "workflow",
+            "agent-check",
+            "schema",
+            "reference",
+            "completions",
+            "man",
+        ],
     ),
 ];
 
@@ -331,6 +351,7 @@ impl Command {
             | Self::Ops(_)
             | Self::Capacity(_)
             | Self::Reference { .. }
+            | Self::Schema { .. }
             | Self::Completions { .. }
             | Self::Man { .. }
             | Self::Token { .. }

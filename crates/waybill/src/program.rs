@@ -33,6 +33,12 @@ pub fn main() -> ExitCode {
     match &cli.command {
         Command::Capacity(arguments) => return judge(arguments.run()),
         Command::Reference { page } => return print(&page.page()),
+        Command::Schema { kind, out } => {
+            return match kind.write(out.as_deref()) {
+                Ok(text) => print(&text),
+                Err(error) => report(FAILED, error.as_ref()),
+            };
+        }
         Command::Completions { shell } => return print(&Cli::completions(*shell)),
         Command::Man { directory } => {
             return match Cli::write_manual(directory) {
@@ -96,6 +102,7 @@ pub fn main() -> ExitCode {
         (
             Command::Capacity(_)
             | Command::Reference { .. }
+            | Command::Schema { .. }
             | Command::Completions { .. }
             | Command::Man { .. }
             | Command::Token { .. },

@@ -1,15 +1,17 @@
 //! The YAML of declarative HTTP agents.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use serde::de::{Error as _, Unexpected, Visitor};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
-use waybill_engine::parse_duration;
+use waybill_engine::DurationText;
 
 /// A file of agents.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentsFile {
     /// The agents, each with a name of its own.
@@ -17,7 +19,7 @@ pub struct AgentsFile {
 }
 
 /// One agent.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentConfig {
     /// The name that workflows call it by; it names the topic `<prefix>.<name>.requests.v1`.
@@ -27,7 +29,7 @@ pub struct AgentConfig {
 }
 
 /// How an agent calls its service.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct HttpConfig {
     /// Scheme, authority and optionally a path: `https://stock.example/api`. `{name}` is replaced
@@ -58,10 +60,10 @@ pub struct HttpConfig {
     #[serde(default = "default_error_code")]
     pub error_code: String,
     /// How long to wait for one answer, within complete-by. Default: 10s.
-    #[serde(default = "default_timeout", deserialize_with = "duration")]
+    #[serde(default = "default_timeout", with = "DurationText")]
     pub timeout: Duration,
     /// How long to wait for a connection, within `timeout`. Default: 2s.
-    #[serde(default = "default_connect_timeout", deserialize_with = "duration")]
+    #[serde(default = "default_connect_timeout", with = "DurationText")]
     pub connect_timeout: Duration,
     /// Maximum number of concurrent attempts. Default: 64.
     #[serde(default = "default_concurrency_max")]
@@ -84,7 +86,7 @@ pub struct HttpConfig {
 }
 
 /// One kind of request, as a template, and the requests that undo and probe it.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RequestConfig {
     /// The HTTP method, for example `PUT`.
@@ -93,6 +95,7 @@ pub struct RequestConfig {
     pub path: String,
     /// Further headers; the values are templates.
     #[serde(default)]
+    #[schemars(extend("additionalProperties" = {"type": ["string", "number", "boolean"]}))]
     pub headers: BTreeMap<String, String>,
     /// The JSON body: any value whose strings are templates. A string that is exactly one
     /// placeholder becomes the value with its JSON type. Absent: no body.
@@ -112,7 +115,7 @@ pub struct RequestConfig {
 }
 
 /// The request that undoes or probes another.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InverseConfig {
     /// The HTTP method, for example `DELETE`.
@@ -122,6 +125,7 @@ pub struct InverseConfig {
     pub path: Option<String>,
     /// Further headers; the values are templates.
     #[serde(default)]
+    #[schemars(extend("additionalProperties" = {"type": ["string", "number", "boolean"]}))]
     pub headers: BTreeMap<String, String>,
     /// The JSON body, as in a request. Absent: no body.
     #[serde(default)]
@@ -130,7 +134,7 @@ pub struct InverseConfig {
 
 /// The meaning of statuses. For a status in none of the lists: 2xx is a success, 5xx unknown, all
 /// others permanent. A list that is given replaces its default.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct StatusesConfig {
     /// The step succeeded. Default: 200-299.
@@ -184,6 +188,26 @@ impl FromIterator<u16> for StatusSet {
     }
 }
 
+impl JsonSchema for StatusSet {
+    fn schema_name() -> Cow<'static, str> {
+        "StatusSet".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "array",
+            "description": "HTTP statuses and ranges of them.",
+            "items": {
+                "anyOf": [
+                    {"type": "integer", "minimum": 100, "maximum": 599},
+                    {"type": "string", "pattern": r"^\s*[1-5][0-9]{2}\s*(-\s*[1-5][0-9]{2}\s*)?$"},
+                ],
+            },
+            "examples": [[404, "500-599"]],
+        })
+    }
+}
+
 impl<'de> Deserialize<'de> for StatusSet {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Vec::<StatusRange>::deserialize(deserializer)
@@ -234,13 +258,13 @@ impl<'de> Deserialize<'de> for StatusRange {
 }
 
 /// The connection pool of an agent.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct PoolConfig {
     /// Maximum number of idle connections. Default: the value of `concurrencyMax`.
     pub idle_max: Option<usize>,
     /// How long an idle connection is kept. Keep it below the service's own limit. Default: 30s.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub idle_for: Duration,
 }
 
@@ -254,17 +278,17 @@ impl Default for PoolConfig {
 }
 
 /// Immediate retries within one attempt; the scheduler does not see them.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct RetriesConfig {
     /// Maximum number of retries. Default: 1.
     pub max: u32,
     /// The wait before the first retry, doubled for each further one, with jitter. Default: 50ms.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub backoff: Duration,
     /// The longest wait. If the service asks for more with `Retry-After`, the attempt ends as
     /// transient instead. Default: 1s.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub delay_max: Duration,
 }
 
@@ -280,15 +304,16 @@ impl Default for RetriesConfig {
 
 /// The circuit breaker. Transient and unknown outcomes count as failures of the service, permanent
 /// ones as successes.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct BreakerConfig {
     /// The share of failures, above 0 and up to 1, at which it opens. Default: 0.5.
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub failure_rate: f32,
     /// The number of most recent calls that the share is computed over. Default: 50.
     pub calls: usize,
     /// How long it stays open. Default: 5s.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "DurationText")]
     pub open_for: Duration,
     /// The number of probes before it closes. Default: 5.
     pub half_open_calls: usize,
@@ -331,10 +356,4 @@ fn default_concurrency_max() -> usize {
 
 fn default_response_bytes_max() -> usize {
     64 * 1024
-}
-
-/// Reads a duration such as `250ms` or `10s`.
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    parse_duration(&text).map_err(D::Error::custom)
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles};
 
@@ -10,7 +11,7 @@ use crate::contact::{ContactRules, is_domain};
 
 /// The `alerts.owners` section. By default no owner is notified, and requests with contacts are
 /// refused.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct OwnersConfig {
     /// Messages to one contact within an hour of the first; further ones are counted and not sent.
@@ -18,9 +19,9 @@ pub struct OwnersConfig {
     /// Contacts that one process notifies within an hour on one channel. Beyond it no further ones
     /// are notified until the hour of another has ended.
     pub contacts_max: usize,
-    /// The e-mail channel; `None` if it is off.
+    /// The e-mail channel; `null` if it is off.
     pub email: Option<OwnerEmailConfig>,
-    /// The gateway for text messages, which needs a `template`; `None` if the channel is off.
+    /// The gateway for text messages, which needs a `template`; `null` if the channel is off.
     pub sms: Option<WebhookConfig>,
 }
 
@@ -36,12 +37,12 @@ impl Default for OwnersConfig {
 }
 
 /// How e-mails to owners are sent.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct OwnerEmailConfig {
     /// The SMTP server.
     pub host: String,
-    /// Its port; `None` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
+    /// Its port; `null` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
     #[serde(default)]
     pub port: Option<u16>,
     /// How the connection is protected.
@@ -50,7 +51,7 @@ pub struct OwnerEmailConfig {
     /// Certificates (PEM) that are trusted in addition to the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// The user to log in as; `None` for no login.
+    /// The user to log in as; `null` for no login.
     #[serde(default)]
     pub user: Option<String>,
     /// The password of `user`.
@@ -64,10 +65,10 @@ pub struct OwnerEmailConfig {
     /// The domains of allowed addresses, which must match exactly; empty for all.
     #[serde(default)]
     pub domains: Vec<String>,
-    /// The subject, with placeholders; `None` for Waybill's own.
+    /// The subject, with placeholders; `null` for Waybill's own.
     #[serde(default)]
     pub subject: Option<String>,
-    /// The text, with placeholders; `None` for Waybill's own.
+    /// The text, with placeholders; `null` for Waybill's own.
     #[serde(default)]
     pub text: Option<String>,
 }

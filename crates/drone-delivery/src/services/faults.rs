@@ -5,6 +5,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -18,24 +19,31 @@ pub const DELAY_MS_MAX: u64 = 60_000;
 /// The faults of one service. Rates are shares of requests, from 0 to 1. They are drawn in the
 /// order error, hang, refuse, do-then-time-out, and the first hit decides. Except for the two
 /// refusals they apply to forward actions, undos and probes alike.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Faults {
     /// Answers 503, without effect.
+    #[schemars(range(min = 0, max = 1))]
     pub error_rate: f64,
     /// Never answers, without effect.
+    #[schemars(range(min = 0, max = 1))]
     pub hang_rate: f64,
     /// Performs the request and then never answers.
+    #[schemars(range(min = 0, max = 1))]
     pub do_then_timeout_rate: f64,
     /// Refuses forward actions permanently and without effect, and probes of these. The same keys
     /// are refused while the rate stays. Undos are never refused.
+    #[schemars(range(min = 0, max = 1))]
     pub refuse_rate: f64,
     /// Refuses undos permanently; their effects remain. The same keys are refused while the rate
-    /// stays. These keys are independent of those of `refuse_rate`.
+    /// stays. These keys are independent of those of `refuseRate`.
+    #[schemars(range(min = 0, max = 1))]
     pub undo_refuse_rate: f64,
     /// The minimum duration of every answer, in milliseconds.
+    #[schemars(range(max = 60_000))]
     pub latency_ms: u64,
     /// The maximum additional duration, evenly distributed, in milliseconds.
+    #[schemars(range(max = 60_000))]
     pub jitter_ms: u64,
 }
 
@@ -124,14 +132,18 @@ fn not_a_delay(found: &dyn std::fmt::Display) -> String {
 }
 
 /// The faults of all services.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-#[allow(missing_docs, reason = "the names are those of the services")]
 pub struct FaultsByService {
+    /// Of the service that checks accounts.
     pub account: Faults,
+    /// Of the service that accepts packages.
     pub package: Faults,
+    /// Of the service that books third-party transport.
     pub third_party: Faults,
+    /// Of the service that assigns drones.
     pub drone: Faults,
+    /// Of the service that schedules deliveries.
     pub delivery: Faults,
 }
 

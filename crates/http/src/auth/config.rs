@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, units};
 
 /// The `auth` section. Authentication is on if it names a token file or a key file.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AuthConfig {
     /// The file with the hashes of tokens.
@@ -17,7 +18,7 @@ pub struct AuthConfig {
 }
 
 /// The requirements for a JSON web token.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct JwtConfig {
     /// The file with the public keys that sign them (a JWK set).
@@ -31,7 +32,7 @@ pub struct JwtConfig {
     /// The claim with the scopes: a list, or a text with spaces between them.
     pub scope_claim: String,
     /// How far the issuer's clock may differ from this machine's.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub clock_skew: Duration,
 }
 

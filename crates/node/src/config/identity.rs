@@ -4,9 +4,11 @@
 //! process drives all, or the configured ones. The index only determines which lease to acquire:
 //! the lease proves ownership, the index does not.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use waybill_config::Environment;
 use waybill_engine::{ShardId, ShardingScheme};
@@ -163,6 +165,23 @@ impl fmt::Display for PartitionChoice {
 impl Serialize for PartitionChoice {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl JsonSchema for PartitionChoice {
+    fn schema_name() -> Cow<'static, str> {
+        "PartitionChoice".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "`auto`, `all`, a partition, or an inclusive range.",
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*(auto|all|[0-9]+\s*(-\s*[0-9]+)?)\s*$"},
+            ],
+            "examples": ["auto", "all", 2, "0-3"],
+        })
     }
 }
 

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles, read_text, units};
 use waybill_registry::{Login, Registry, RegistrySettings};
 
 /// The header that writers put before a datum.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum FramingChoice {
     /// The zero byte and schema id of the Confluent wire format.
@@ -18,12 +19,12 @@ pub enum FramingChoice {
 }
 
 /// The `schemaRegistry` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct RegistryConfig {
-    /// The URL; `None` for no registry.
+    /// The URL; `null` for no registry.
     pub url: Option<String>,
-    /// The user name; `None` for no authentication.
+    /// The user name; `null` for no authentication.
     pub user: Option<String>,
     /// The password of `user`.
     pub password: Option<Secret>,
@@ -36,7 +37,7 @@ pub struct RegistryConfig {
     /// How writers frame records; readers accept both.
     pub framing: FramingChoice,
     /// The time limit of one request.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub request_timeout: Duration,
     /// The text of the certificates, once it is read.
     #[serde(skip)]

@@ -4,21 +4,22 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles, units};
 use waybill_store::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 
 /// The `store.scylla` section: ScyllaDB or Apache Cassandra.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ScyllaConfig {
-    /// The nodes to contact first, as `host:port`; `None` for the embedded store.
+    /// The nodes to contact first, as `host:port`; `null` for the embedded store.
     pub nodes: Option<Vec<String>>,
     /// The keyspace.
     pub keyspace: String,
-    /// The datacentre whose replicas are read and written; `None` for the only one.
+    /// The datacentre whose replicas are read and written; `null` for the only one.
     pub datacenter: Option<String>,
-    /// The user to log in as; `None` for no login.
+    /// The user to log in as; `null` for no login.
     pub user: Option<String>,
     /// The password of `user`.
     pub password: Option<Secret>,
@@ -38,16 +39,16 @@ pub struct ScyllaConfig {
     #[serde(deserialize_with = "units::at_least_one")]
     pub connections_per_shard: NonZeroUsize,
     /// The time limit of one request.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub request_timeout: Duration,
     /// How long a request without an answer is retried before it counts as failed.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub patience: Duration,
     /// Requests under way at once.
     #[serde(deserialize_with = "units::at_least_one")]
     pub in_flight_max: NonZeroUsize,
     /// How long the deadline index keeps an entry: all supervisors may be down for this long.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub due_index_retention: Duration,
 }
 

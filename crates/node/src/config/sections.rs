@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_drone_delivery::services::{
     DEFAULT_CONNECTIONS_MAX, DEFAULT_REQUESTS_MAX, FaultsByService,
@@ -23,10 +24,11 @@ const fn local(port: u16) -> SocketAddr {
 }
 
 /// The `http` section: ingestion.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct HttpConfig {
     /// The address of the API; port 0 picks a free one.
+    #[schemars(with = "units::ListenAddress")]
     pub listen: SocketAddr,
     /// The certificate of the listener.
     pub tls: TlsConfig,
@@ -54,30 +56,30 @@ pub struct HttpConfig {
     pub connections_max: usize,
     /// The limit on open connections from one address (for IPv6, one /64 network). A new one
     /// replaces the address's own that has been idle for longest, or is closed if none is idle.
-    /// `None` for three quarters of `connections_max`.
+    /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// Requests under way at once on all connections, beyond four that each may always have. One
     /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
     /// `REFUSED_STREAM`.
     pub requests_max: usize,
     /// How long a client may take to send a request's head.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub header_read_timeout: Duration,
     /// How long a client may pause while it sends a body, or reads an answer.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub body_read_timeout: Duration,
     /// How long the body of a single request, or a line of a batch, may take in total.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub body_timeout: Duration,
     /// How long a connection may be idle before it is closed; always at least a little longer than
-    /// `accept_timeout`.
-    #[serde(with = "units::duration")]
+    /// `acceptTimeout`.
+    #[serde(with = "units::DurationText")]
     pub idle_timeout: Duration,
     /// How long a request waits for the broker's acknowledgement before it is answered 504.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub accept_timeout: Duration,
     /// How long a stop waits for requests under way to be answered.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub drain_timeout: Duration,
     /// Requests that may wait for the broker at once; further ones are answered 503.
     pub producer_queue_records_max: usize,
@@ -90,13 +92,13 @@ pub struct HttpConfig {
     /// are answered without it.
     pub pending_reads_max: usize,
     /// The longest such wait.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub pending_read_timeout: Duration,
     /// The prefixes that the name of a caller's `replyTo` topic may have; an empty list allows no
     /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
     /// Streams of an operation's events at once; further ones are answered 503. Less than
-    /// `connections_max` and `requests_max`.
+    /// `connectionsMax` and `requestsMax`.
     pub event_streams_max: usize,
     /// Lists of operations that may be read, or wait, at once; further ones are answered 503. 0
     /// allows none.
@@ -152,10 +154,11 @@ impl HttpConfig {
 }
 
 /// The `admin` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AdminConfig {
     /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
+    #[schemars(with = "units::ListenAddress")]
     pub listen: SocketAddr,
     /// The certificate of the listener.
     pub tls: TlsConfig,
@@ -168,7 +171,7 @@ pub struct AdminConfig {
     pub connections_max: usize,
     /// The limit on open connections from one address (for IPv6, one /64 network). A new one
     /// replaces the address's own that has been idle for longest, or is closed if none is idle.
-    /// `None` for three quarters of `connections_max`.
+    /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// Requests under way at once on all connections, beyond four that each may always have. One
     /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
@@ -179,12 +182,12 @@ pub struct AdminConfig {
     /// The most header fields of a request.
     pub headers_max: usize,
     /// How long a client may take to send a request's head.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub header_read_timeout: Duration,
     /// The largest body.
     pub body_bytes_max: ByteSize,
     /// How long a body may take to arrive.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub body_timeout: Duration,
 }
 
@@ -220,12 +223,13 @@ fn per_address(configured: Option<usize>, max: usize) -> usize {
 }
 
 /// The `broker` section: the embedded broker.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct BrokerConfig {
     /// The address of the Kafka protocol; port 0 picks a free one.
+    #[schemars(with = "units::ListenAddress")]
     pub listen: SocketAddr,
-    /// The `host:port` that clients connect to; `None` for the bound address.
+    /// The `host:port` that clients connect to; `null` for the bound address.
     pub advertised: Option<String>,
     /// The size at which a partition's segment is full and the next one begins.
     pub segment_bytes: ByteSize,
@@ -254,10 +258,10 @@ pub struct BrokerConfig {
     pub connections_max: usize,
     /// The limit on open connections from one address (for IPv6, one /64 network). A new one
     /// replaces the address's own that has been idle for longest, or is closed if none is idle.
-    /// `None` for three quarters of `connections_max`.
+    /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// How long a connection may be idle before it is closed.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub idle_timeout: Duration,
     /// The disk bound of each of the two request topics. Beyond it ingestion answers 503.
     pub requests_disk_bytes_max: ByteSize,
@@ -309,7 +313,7 @@ impl BrokerConfig {
 }
 
 /// The `storage` section: the disk that the embedded broker and store share.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct StorageConfig {
     /// How much of the file system of `dataDir` must stay free: below it new requests are refused.
@@ -317,14 +321,14 @@ pub struct StorageConfig {
 }
 
 /// The `store` section: the embedded state store.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct StoreConfig {
     /// Memory of the embedded store for cached blocks.
     pub cache_bytes: ByteSize,
     /// How long the status of a final operation is kept. More than `kafka.requestsRetention`, so
     /// that no request is read again after its row is deleted.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub retention: Duration,
     /// The cluster that holds the state in place of the embedded store.
     pub scylla: ScyllaConfig,
@@ -341,7 +345,7 @@ impl Default for StoreConfig {
 }
 
 /// The `scheduler` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SchedulerConfig {
     /// The partitions that this process runs; if partitions have several shards, the shards.
@@ -369,29 +373,29 @@ pub struct SchedulerConfig {
     /// How long an operation stays in memory before it is handed off to the deadline index and no
     /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
     /// handed off at once.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub hand_off_after: Duration,
     /// The longest time between two moves of the checkpoint, while records are finished.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub checkpoint_every: Duration,
     /// The number of finished records after which it moves earlier.
     pub checkpoint_records: u64,
     /// How long the lease of a shard lasts after each renewal.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub lease: Duration,
     /// How long before the end of its lease an owner stops, and how long after it a candidate
     /// waits.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub lease_margin: Duration,
     /// How long after complete-by a reply is still expected.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub timeout_grace: Duration,
     /// How long a stop waits for operations in flight; the rest is resumed at the next start.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
     /// the deadline index reminds it.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub supervisor_decision_timeout: Duration,
     /// Whether the status topic gets every step of every operation: for a delivery 7 records in
     /// addition to 11. Reply topics of callers get them in any case.
@@ -401,7 +405,7 @@ pub struct SchedulerConfig {
     pub start_without_state: bool,
     /// How long the state store may take for a write or a read of rows before the shard is given
     /// up, to be acquired again by this or another scheduler.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub stuck_after: Duration,
     /// Whether a partition continues if unfinished requests or recoveries are missing from its log:
     /// retention deleted them, or the topic was deleted and created again.
@@ -436,7 +440,7 @@ impl Default for SchedulerConfig {
 }
 
 /// The `agents` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentsConfig {
     /// How the scheduler reaches the agents of this process.
@@ -450,10 +454,10 @@ pub struct AgentsConfig {
     /// Step requests that one agent holds at once, running and waiting.
     pub in_flight_max: usize,
     /// A name that stays the same over restarts of this process, so that it gets its share of the
-    /// work back at once. It must be unique; `None` for one that is kept below the data directory.
+    /// work back at once. It must be unique; `null` for one that is kept below the data directory.
     pub instance_id: Option<String>,
     /// How long an agent process may be silent before other processes take over its share.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub session_timeout: Duration,
 }
 
@@ -472,7 +476,7 @@ impl Default for AgentsConfig {
 }
 
 /// How a scheduler reaches agents.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum AgentTransport {
     /// By their topics, wherever they run.
@@ -482,7 +486,7 @@ pub enum AgentTransport {
 }
 
 /// How the agents of the drone-delivery application call the simulated services.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum BuiltInCalls {
     /// Over HTTP, like any service.
@@ -492,7 +496,7 @@ pub enum BuiltInCalls {
 }
 
 /// The `workflows` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct WorkflowsConfig {
     /// Whether the workflow of the drone-delivery application can be run.
@@ -512,12 +516,13 @@ impl Default for WorkflowsConfig {
 }
 
 /// The `services` section: the five simulated services.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ServicesConfig {
     /// The address that they listen on; port 0 picks a free one.
+    #[schemars(with = "units::ListenAddress")]
     pub listen: SocketAddr,
-    /// The `host:port` of services in another process; `None` for those of this process, or at
+    /// The `host:port` of services in another process; `null` for those of this process, or at
     /// `listen`.
     pub address: Option<String>,
     /// The limit on open connections. A new one replaces the one that has been idle for longest, or
@@ -560,7 +565,7 @@ impl ServicesConfig {
 }
 
 /// The `telemetry` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TelemetryConfig {
     /// The format of log lines.
@@ -582,7 +587,9 @@ impl Default for TelemetryConfig {
 }
 
 /// The format of log lines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "camelCase")]
 pub enum LogFormat {
     /// Text for people.

@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_api::tenant_limits::{Rate, TenantRates};
 use waybill_config::units;
 
 /// The `http.tenantLimits` section.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimitsConfig {
-    /// Requests per second of each tenant; requests without a tenant count as one. `None`: no
+    /// Requests per second of each tenant; requests without a tenant count as one. `null`: no
     /// limit.
     #[serde(deserialize_with = "units::at_least_one_if_any")]
     pub per_second: Option<NonZeroU32>,
-    /// The largest burst of a tenant, in requests; `None`: as many as in a second.
+    /// The largest burst of a tenant, in requests; `null`: as many as in a second.
     #[serde(deserialize_with = "units::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
     /// The limits of single tenants, by name.
@@ -23,13 +24,13 @@ pub struct TenantLimitsConfig {
 }
 
 /// The limit of a tenant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimit {
     /// Sustained requests per second.
     #[serde(deserialize_with = "units::at_least_one")]
     pub per_second: NonZeroU32,
-    /// The largest burst, in requests; `None`: as many as in a second.
+    /// The largest burst, in requests; `null`: as many as in a second.
     #[serde(default, deserialize_with = "units::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
 }

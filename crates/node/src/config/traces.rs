@@ -7,24 +7,26 @@ use std::time::Duration;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, file_modes, read_text, units};
 use waybill_telemetry::chain;
 
 /// The `telemetry.traces` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TracesConfig {
-    /// The URL of the collector (OTLP over HTTP); `None` to record no spans.
+    /// The URL of the collector (OTLP over HTTP); `null` to record no spans.
     pub endpoint: Option<String>,
     /// The share of traces started here that are recorded.
+    #[schemars(range(min = 0, max = 1))]
     pub sample_ratio: f64,
     /// The file with the headers for the collector, one `Name: value` per line.
     pub headers_file: Option<PathBuf>,
     /// Certificates (PEM) that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
     /// The time limit for sending, retries included.
-    #[serde(with = "units::duration")]
+    #[serde(with = "units::DurationText")]
     pub request_timeout: Duration,
     /// How many spans may wait to be sent.
     pub queue_max: usize,
