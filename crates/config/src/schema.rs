@@ -33,7 +33,7 @@ pub fn schema_of_file<T: JsonSchema>(title: &str, description: &str) -> String {
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(keywords) => {
-            if keywords.get("type").is_some_and(|kind| is_number(kind)) {
+            if keywords.get("type").is_some_and(is_number) {
                 keywords.remove("format");
             }
             if let Some(Value::Null | Value::Object(_)) = keywords.get("default") {
