@@ -412,7 +412,7 @@ mod tests {
         for (line, problem) in [
             ("--rate 0", "a number above 0"),
             ("--rate many", "expected a number"),
-            ("--rate 1 --busy 1.5", "at most 1"),
+            ("--rate 1 --busy 1.5", "above 0 and up to 1"),
             ("--rate 1 --core-speed 1e-320", "from 0.01 to 100"),
             ("--rate 1 --steps 0", "0 is not in 1..=1000"),
             ("--rate 1 --retention 7", "a duration with its unit"),

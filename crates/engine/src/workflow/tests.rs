@@ -204,7 +204,7 @@ fn an_invalid_definition_is_refused_with_its_place() {
                 long_interval: Some(second),
                 ..RetryPolicy::default()
             })],
-            "compensation.retry.longInterval must be left out",
+            "compensation.retry.longInterval must be omitted",
         ),
     ];
     for (steps, expected) in cases {

@@ -754,7 +754,7 @@ mod tests {
         let mut config = Config::default();
         config.broker.request_bytes_max = ByteSize::mib(100);
         let error = check(&config).unwrap_err().to_string();
-        let expected = "broker.bufferBytesMax is 64MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
+        let expected = "broker.bufferBytesMax is 48MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
         assert!(error.starts_with(expected), "{error}");
         config.broker.buffer_bytes_max = ByteSize::mib(200);
         check(&config).unwrap();

@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_directory_of_mode_0_is_refused_unless_the_user_may_do_everything() {
         let root = tempfile::tempdir().unwrap();
-        fs::set_permissions(root.path(), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o0)).unwrap();
         match prepare(root.path()) {
             Err(error) => assert!(error.to_string().ends_with("mode 000)"), "{error}"),
             Ok(()) => assert_eq!(getuid().as_raw(), 0),

@@ -40,7 +40,10 @@ fn records_are_printed_decoded_and_what_does_not_decode_harms_no_other() {
     assert_eq!(lines[1]["key"], json!({"base64": "/2tleQ=="}));
     assert_eq!(lines[1]["bytes"], "AAFwb2lzb24NCv8=");
     let cause = lines[1]["error"].as_str().unwrap();
-    assert!(cause.contains("the value has schema id 24145769"), "{cause}");
+    assert!(
+        cause.contains("the value has schema id 24145769"),
+        "{cause}"
+    );
 
     assert_eq!(lines[2]["value"], Value::Null);
     assert_eq!(lines[2].get("error"), None, "no value is nothing to decode");
