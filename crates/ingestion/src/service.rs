@@ -308,11 +308,11 @@ impl Api {
         let mut reading = pin!(read_whole(body, bytes_max, self.patience));
         // Nearly every body has arrived already.
         if let Poll::Ready(read) = poll!(&mut reading) {
-            return Ok((Held::Share(share), read?));
+            return Ok((Held::Share { _share: share }, read?));
         }
         let place = self.budget.revocable(share, arrivals);
         tokio::select! {
-            read = reading => Ok((Held::Place(place), read?)),
+            read = reading => Ok((Held::Place { _place: place }, read?)),
             () = place.revoked() => {
                 let detail = "Other requests need the memory that this body uses, and it arrives slowly.";
                 Err(Problem::new(Kind::Overloaded, detail))
@@ -321,12 +321,11 @@ impl Api {
     }
 }
 
-/// The share of the budget that a body holds until it is dropped.
+/// The share of the budget that a body holds until this is dropped.
 #[derive(Debug)]
-#[allow(dead_code, reason = "its end is what counts")]
 pub enum Held {
-    Share(Share),
-    Place(Place),
+    Share { _share: Share },
+    Place { _place: Place },
 }
 
 fn too_much_is_received() -> Problem {

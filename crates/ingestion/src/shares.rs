@@ -61,7 +61,7 @@ impl Tenant {
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     amount: usize,
-    /// How much is to remain for others, if the amount alone leaves as much.
+    /// How much must remain free beside it, as far as the bound allows.
     spare: usize,
 }
 
@@ -111,7 +111,7 @@ impl Shares {
         })
     }
 
-    /// Whether this is not left while so much is held, whoever wants it.
+    /// Whether the bound has too little left for this, if `held` of it is taken.
     fn lacks(&self, held: usize, wanted: Wanted) -> bool {
         let max = self.max - wanted.spare.min(self.max.saturating_sub(wanted.amount));
         held + wanted.amount > max
@@ -232,7 +232,7 @@ impl Places {
         Some(self.revocable(share, SharedArrivals::default()))
     }
 
-    /// Makes a share revocable whose body arrives like this.
+    /// Makes a share revocable. `arrivals` measures how fast its body arrives.
     pub fn revocable(&self, share: Share, arrivals: SharedArrivals) -> Place {
         let share = Arc::new(Mutex::new(Some(share)));
         let revoked = CancellationToken::new();
@@ -297,7 +297,7 @@ impl Place {
 }
 
 impl Taken {
-    /// Revokes the place, if it is taken and its share is such a one.
+    /// Revokes the place, if it is still taken and `is_such` holds for its share.
     fn revoke_if(&self, is_such: impl FnOnce(&Share) -> bool) -> bool {
         let Some(share) = self.share.upgrade() else {
             return false;

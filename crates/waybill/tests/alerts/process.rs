@@ -70,7 +70,10 @@ async fn told_of(setup: &Setup, receiver: &Receiver, operation: &str) -> Vec<Rec
     loop {
         let received = timeout(PATIENCE, receiver.received(seen + 1)).await;
         let Ok(all) = received else {
-            panic!("{operation} is not told of\n{}", setup.log_tail());
+            panic!(
+                "the receiver got no alert of {operation}\n{}",
+                setup.log_tail()
+            );
         };
         if all
             .iter()
