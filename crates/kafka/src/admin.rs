@@ -480,13 +480,17 @@ impl Admin {
         topic: &str,
         partitions: &[PartitionId],
     ) -> Result<Vec<(Offset, Offset)>, AdminError> {
-        let client = Arc::clone(&self.client);
+        let (client, rebootstrap) = (Arc::clone(&self.client), Arc::clone(&self.rebootstrap));
         let (topic, partitions) = (topic.to_owned(), partitions.to_vec());
         let answer = tokio::task::spawn_blocking(move || {
             let asked = partitions
                 .into_iter()
                 .map(|partition| offsets_of(&client, &topic, partition));
-            asked.collect()
+            let found = asked.collect();
+            if Result::is_err(&found) {
+                rebootstrap.request_failed(client.inner());
+            }
+            found
         });
         let found: Result<_, KafkaError> = answer.await.map_err(|_| AdminError::Stopped)?;
         found.map_err(|source| AdminError::Request {
@@ -501,16 +505,13 @@ impl Admin {
         action: &'static str,
         topic: Option<String>,
     ) -> Result<Metadata, AdminError> {
-        self.rebootstrap.tend(self.client.inner());
         let (client, rebootstrap) = (Arc::clone(&self.client), Arc::clone(&self.rebootstrap));
         let answer = tokio::task::spawn_blocking(move || {
-            let answer = client
-                .inner()
-                .fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT);
+            let client = client.inner();
+            let answer = client.fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT);
             if answer.is_err() {
-                // This client is not polled for errors. A failed request is the substitute, even
-                // one whose caller has given up.
-                rebootstrap.unreachable();
+                // Even if the caller has given up.
+                rebootstrap.request_failed(client);
             }
             answer
         });
@@ -588,19 +589,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_request_that_its_caller_gives_up_counts_as_failed_once_it_has() {
+    async fn a_client_whose_overlapping_requests_fail_adds_the_servers_again() {
         let nobody = KafkaSettings::new("127.0.0.1:1");
         let admin = Admin::new(&nobody, "test").unwrap();
-        let asked = admin.topic_partitions("orders");
-        let given_up = tokio::time::timeout(Duration::from_millis(10), asked).await;
-        assert!(given_up.is_err());
         let deadline = Instant::now() + 3 * REQUEST_TIMEOUT;
-        while !admin.rebootstrap.is_reported() {
+        while !admin.rebootstrap.has_added() {
+            // Their callers give up, as those of the connectivity check do.
+            let asked = admin.topic_partitions("orders");
+            let given_up = tokio::time::timeout(Duration::from_millis(500), asked).await;
+            assert!(given_up.is_err());
             assert!(
                 Instant::now() < deadline,
                 "the client would stay without brokers"
             );
-            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 }

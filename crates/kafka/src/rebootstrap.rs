@@ -7,8 +7,9 @@
 //! (`rd_kafka_rebootstrap_tmr_stop`) and leave it marked as pending, so that no other plan is made:
 //! the client then has no broker until its process ends.
 //!
-//! So each client adds the bootstrap servers itself once no further report has come for [`QUIET`].
-//! A client that found its brokers again drops them with the next metadata.
+//! So each client adds the bootstrap servers itself: one that is polled for errors once no further
+//! report has come for [`QUIET`], any other after a failed request. A client that found its brokers
+//! again drops them with the next metadata.
 
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
@@ -54,23 +55,27 @@ impl Rebootstrap {
     /// Takes a global error of librdkafka.
     pub(crate) fn error(&self, error: &KafkaError) {
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) {
-            self.unreachable();
+            self.with(|state| state.down_at = Some(Instant::now()));
         }
     }
 
-    /// Records that no broker could be reached.
-    pub(crate) fn unreachable(&self) {
-        self.with(|state| state.down_at = Some(Instant::now()));
+    /// Adds the bootstrap servers after a failed request, unless they were added a short while ago.
+    /// For a client that is not polled for errors; its requests may overlap, so that one fails at
+    /// any moment. Never call it from a callback.
+    pub(crate) fn request_failed<C: ClientContext>(&self, client: &Client<C>) {
+        if self.with(|state| state.add_now(Instant::now())) {
+            native::add_brokers(client, &self.servers);
+        }
     }
 
-    /// Whether brokers were reported down, and the servers were not added since.
+    /// Whether the servers were ever added.
     #[cfg(test)]
-    pub(crate) fn is_reported(&self) -> bool {
-        self.with(|state| state.down_at.is_some())
+    pub(crate) fn has_added(&self) -> bool {
+        self.with(|state| state.added_at.is_some())
     }
 
-    /// Adds the bootstrap servers to the client when it is time. Call it often, and never from a
-    /// callback.
+    /// Adds the bootstrap servers to the client once brokers were reported down and reports have
+    /// ceased. Call it often, and never from a callback.
     pub(crate) fn tend<C: ClientContext>(&self, client: &Client<C>) {
         if self.with(|state| state.is_due(Instant::now())) {
             native::add_brokers(client, &self.servers);
@@ -86,8 +91,13 @@ impl State {
     /// Whether to add the servers now. If so, they count as added.
     fn is_due(&mut self, now: Instant) -> bool {
         let since = |at: Instant| now.saturating_duration_since(at);
-        let is_quiet = self.down_at.is_some_and(|at| since(at) >= QUIET);
-        if !is_quiet || self.added_at.is_some_and(|at| since(at) < INTERVAL) {
+        self.down_at.is_some_and(|at| since(at) >= QUIET) && self.add_now(now)
+    }
+
+    /// Whether the last addition is long enough ago for another. If so, the servers count as added.
+    fn add_now(&mut self, now: Instant) -> bool {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        if self.added_at.is_some_and(|at| since(at) < INTERVAL) {
             return false;
         }
         *self = Self {
