@@ -5,7 +5,8 @@
 //! address. A connection on which a request is under way or arriving is not idle, unless it has had
 //! no traffic for longer than the listener allows, or its client has left answers unread for that
 //! long. Connections whose clients send a request [slowly](SLOW_BYTES_PER_SECOND) are replaced
-//! first, before idle ones.
+//! first, before idle ones. A new connection replaces none of an address that has fewer connections
+//! than its own: many addresses together do not keep a probe out that has just connected.
 //!
 //! Each connection may have a few requests under way; further ones count against a limit that all
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
@@ -168,16 +169,14 @@ impl Connections {
     ) -> Result<(Place, Option<Full>), Full> {
         let source = source_of(peer);
         let mut open = self.locked();
-        let replaced_at = if open.sources.connections_of(source) >= self.limits.per_address_max {
-            let is_of_source = |entry: &Connection| entry.source == source;
-            self.replace_one(&mut open, now, is_of_source, Full::Address)?;
+        let reached = if open.sources.connections_of(source) >= self.limits.per_address_max {
             Some(Full::Address)
-        } else if open.by_id.len() >= self.limits.max {
-            self.replace_one(&mut open, now, |_| true, Full::All)?;
-            Some(Full::All)
         } else {
-            None
+            (open.by_id.len() >= self.limits.max).then_some(Full::All)
         };
+        if let Some(full) = reached {
+            self.replace_one(&mut open, now, source, full)?;
+        }
         let activity = Arc::new(Activity {
             last_traffic_us: AtomicU64::new(self.micros(now)),
             requests: AtomicU32::new(0),
@@ -198,7 +197,7 @@ impl Connections {
             activity,
             open_then,
         };
-        Ok((place, replaced_at))
+        Ok((place, reached))
     }
 
     /// Warns of a reached limit. The line is the same for every connection at one limit, so that
@@ -264,14 +263,19 @@ impl Connections {
         requests.max().unwrap_or(0)
     }
 
+    /// Closes a connection in favour of a new one from `source`, at the limit `full`.
     fn replace_one(
         &self,
         open: &mut Open,
         now: Instant,
-        may_close: impl Fn(&Connection) -> bool,
+        source: IpAddr,
         full: Full,
     ) -> Result<(), Full> {
-        let replaceable = self.replaceable(open, now, may_close);
+        let own = open.sources.connections_of(source);
+        let replaceable = self.replaceable(open, now, |entry| match full {
+            Full::Address => entry.source == source,
+            Full::All => open.sources.connections_of(entry.source) >= own,
+        });
         let Some(entry) = replaceable.and_then(|id| open.remove(id)) else {
             self.refused.fetch_add(1, Relaxed);
             return Err(full);

@@ -87,6 +87,26 @@ fn an_address_at_its_limit_replaces_its_own_connections_alone() {
 }
 
 #[test]
+fn a_new_connection_replaces_none_of_an_address_that_has_fewer() {
+    let all = up_to(4, 3);
+    let now = all.started;
+    let probe_closing = CancellationToken::new();
+    let probe = all.admit(now, address(9), probe_closing.clone()).unwrap();
+    let admit = |last, at| all.admit(at, address(last), CancellationToken::new());
+    let others = [1, 1, 2].map(|last| admit(last, now).unwrap());
+    for other in &others {
+        other.report(now, 1, false, 0);
+    }
+    let later = now + Duration::from_secs(1);
+    // The probe is idle, and its address has as few connections as address 2, but fewer than 1.
+    assert_eq!(admit(1, later).err(), Some(Full::All));
+    assert!(!probe_closing.is_cancelled());
+    assert!(admit(2, later).is_ok());
+    assert!(probe_closing.is_cancelled());
+    drop(probe);
+}
+
+#[test]
 fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_others() {
     let all = up_to(10, 10);
     let admit = |last| {

@@ -34,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a client may leave an answer unread before its connection may be replaced by another.
-const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
+const UNREAD_PATIENCE: Duration = Duration::from_secs(1);
 /// How much of an answer is passed on at once. The next piece shows whether the client still reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
