@@ -1,7 +1,8 @@
 //! The accepted media types of bodies, and those of answers.
 
 use hyper::header::{self, HeaderMap, HeaderValue};
-use waybill_http::problem::{Kind, Problem};
+
+use crate::problem::{Kind, Problem};
 
 /// The media type of requests and answers.
 pub const JSON: &str = "application/json";
@@ -11,6 +12,10 @@ pub const NDJSON: &str = "application/x-ndjson";
 pub const EVENT_STREAM: &str = "text/event-stream";
 
 /// Refuses a body of another media type, or with a content encoding.
+///
+/// # Errors
+///
+/// [`Kind::UnsupportedMediaType`].
 pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
     match is_taken(headers, expected) {
         true => Ok(()),
@@ -18,7 +23,12 @@ pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(
     }
 }
 
-/// Checks optional JSON in the same way: an absent body needs the media type, too.
+/// Checks optional JSON in the same way: an absent body needs the media type, too. So no page of
+/// another site can send the request without asking this server first.
+///
+/// # Errors
+///
+/// [`Kind::UnsupportedMediaType`].
 pub fn check_media_type_of_optional_json(headers: &HeaderMap) -> Result<(), Problem> {
     match is_taken(headers, JSON) {
         true => Ok(()),

@@ -26,7 +26,6 @@ mod flow;
 mod intake;
 mod logs;
 mod measure;
-mod media_type;
 mod refusals;
 mod reply_topics;
 mod request_lookup;

@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use reqwest::Response;
+use reqwest::header::CONTENT_TYPE;
 use waybill_clock::time_text;
+use waybill_http::media_type;
 use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
 use waybill_telemetry::visible::counted;
@@ -51,7 +53,8 @@ impl BackupArgs {
         let client = admin_port::streaming_client(&self.admin.access, PATIENCE)?;
         let runtime = runtime()?;
         let partial = partial_of(&self.file);
-        let answer = runtime.block_on(admin_port::accepted(&url, client.post(&url)))?;
+        let request = client.post(&url).header(CONTENT_TYPE, media_type::JSON);
+        let answer = runtime.block_on(admin_port::accepted(&url, request))?;
         let written = runtime
             .block_on(write(answer, &partial))
             .with_context(|| format!("{} is incomplete", partial.display()))

@@ -24,13 +24,13 @@ use waybill_api::id::CALLER_ID_CHARS_MAX;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{Contact, Priority};
 use waybill_http::auth::{Denied, Scope};
+use waybill_http::media_type::{JSON, NDJSON};
 use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 
 use self::examples::{
     ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
     operation_example, operation_view_example, with,
 };
-use crate::media_type::{JSON, NDJSON};
 use crate::route::{BATCH, DELIVERIES, DOCS, OPENAPI, OPERATIONS, PROBLEMS};
 use crate::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationView};
 

@@ -22,13 +22,13 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
 use waybill_http::auth::{Caller, Tenants};
+use waybill_http::media_type::EVENT_STREAM;
 use waybill_http::payload::Payload;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 use self::cursor::EventCursor;
 use super::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
 use crate::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
-use crate::media_type::EVENT_STREAM;
 use crate::shares::{Place, Places};
 use crate::status::{self, Query, Status};
 use crate::store_reads::StoreReads;

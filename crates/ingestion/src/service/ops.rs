@@ -25,10 +25,10 @@ use waybill_api::request::Envelope;
 use waybill_engine::{OperationId, OperationRow};
 use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Tenants};
+use waybill_http::media_type::check_media_type_of_optional_json;
 use waybill_http::problem::{Kind, Problem};
 
 use super::{Api, Parameters, Reply, json, set};
-use crate::media_type::check_media_type_of_optional_json;
 use crate::status::{self, Query, Status, TenantMatch};
 use crate::view::VerbAcceptedView;
 

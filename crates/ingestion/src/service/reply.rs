@@ -4,11 +4,11 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
+use waybill_http::media_type::JSON;
 use waybill_http::payload::Payload;
 use waybill_http::problem::{Kind, Problem};
 
 use crate::docs::Docs;
-use crate::media_type::JSON;
 
 const HTML: &str = "text/html; charset=utf-8";
 

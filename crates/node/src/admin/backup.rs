@@ -2,16 +2,22 @@
 
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
+use waybill_http::media_type::check_media_type_of_optional_json;
 use waybill_http::problem::{Kind, Problem};
 use waybill_telemetry::chain;
 
 use super::Admin;
 use crate::backup::BackupError;
 
-pub(super) async fn make(State(admin): State<Admin>) -> Result<Response, Problem> {
+pub(super) async fn make(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    check_media_type_of_optional_json(&headers)?;
     let Some(backups) = admin.backups.get() else {
         let detail = "This process does not own both the broker and the store: back up Kafka and the database \
                       with their own tools.";

@@ -1,10 +1,12 @@
 use std::sync::Mutex;
 
 use axum::http::Request;
+use axum::http::header::CONTENT_TYPE;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
 use waybill_engine::{Epoch, Offset, PartitionId};
+use waybill_http::media_type;
 use waybill_scheduler::control::{CheckpointView, SchedulerState};
 
 use super::*;
@@ -72,6 +74,7 @@ async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, Strin
     let request = Request::builder()
         .method(method)
         .uri(path)
+        .header(CONTENT_TYPE, media_type::JSON)
         .body(Body::from(body.to_owned()))
         .unwrap();
     let answer = admin.router().oneshot(request).await.unwrap();
@@ -428,4 +431,17 @@ async fn a_process_without_its_own_broker_and_store_makes_no_backup() {
     assert_eq!(status, 409, "{body}");
     assert!(body.contains("back up Kafka and the database"), "{body}");
     assert_eq!(ask(&admin(), "GET", "/backup", "").await.0, 405);
+}
+
+#[tokio::test]
+async fn no_backup_is_made_for_a_request_that_any_web_page_could_send() {
+    for given in [None, Some("text/plain")] {
+        let mut request = Request::post("/backup");
+        if let Some(given) = given {
+            request = request.header(CONTENT_TYPE, given);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let answer = admin().router().oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), 415, "{given:?}");
+    }
 }

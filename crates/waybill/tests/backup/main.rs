@@ -249,9 +249,10 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     setup.ready().await;
     fill(&setup).await;
     let url = setup.url("admin", "/backup");
-    let unread = setup.client.post(&url).send().await.unwrap();
+    let request = || setup.client.post(&url).json(&json!({})).send();
+    let unread = request().await.unwrap();
     assert_eq!(unread.status(), 200);
-    let second = setup.client.post(&url).send().await.unwrap();
+    let second = request().await.unwrap();
     assert_eq!(second.status(), 409);
     let problem: serde_json::Value = second.json().await.unwrap();
     assert_eq!(problem["type"], "/problems/verb-refused", "{problem}");
@@ -265,10 +266,9 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     let id = setup.deliver(&delivery("meanwhile", false)).await;
     setup.all_reach(&[id], "Processed").await;
     drop(unread);
-    let url = url.as_str();
     setup
         .eventually("the place is free again", async || {
-            let answer = setup.client.post(url).send().await;
+            let answer = request().await;
             answer.is_ok_and(|answer| answer.status() == 200)
         })
         .await;

@@ -46,6 +46,11 @@ async fn a_page_of_another_origin_changes_nothing() {
         }
     }
     let backup = site.http.post(site.url("admin", "/backup"));
+    let bare = backup.try_clone().expect("it has no body").send();
+    assert_eq!(
+        bare.await.unwrap().status(),
+        StatusCode::UNSUPPORTED_MEDIA_TYPE
+    );
     let backup = backup.header("origin", "http://attacker.example").send();
     assert_eq!(backup.await.unwrap().status(), StatusCode::FORBIDDEN);
     let log = site.http.put(site.url("admin", "/log"));

@@ -10,6 +10,7 @@ use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
 };
 use waybill_drone_delivery::request::Reschedule;
+use waybill_http::media_type::{EVENT_STREAM, JSON};
 use waybill_http::problem::Kind;
 
 use super::{
@@ -17,7 +18,6 @@ use super::{
     null_is_absent, only, operation_view_example, post, reference, refusing, repeated, tenant,
     text, with,
 };
-use crate::media_type::{EVENT_STREAM, JSON};
 use crate::route::{DELIVERIES, EVENTS, OPERATIONS};
 use crate::verb::Verb;
 use crate::view::{

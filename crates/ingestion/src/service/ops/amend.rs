@@ -14,11 +14,11 @@ use waybill_engine::{
 use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Scope};
 use waybill_http::json;
+use waybill_http::media_type::{JSON, check_media_type};
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 use super::body::{self, Requester, VerbBody};
 use super::{Key, accepted};
-use crate::media_type::{JSON, check_media_type};
 use crate::refusals::{self, CancelWouldBe};
 use crate::route::location;
 use crate::service::{
