@@ -29,6 +29,7 @@ mod schemas;
 mod shards;
 mod shown;
 mod store;
+mod table;
 mod topics;
 mod transfer;
 

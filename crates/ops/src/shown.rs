@@ -85,30 +85,6 @@ impl fmt::Display for Bytes<'_> {
     }
 }
 
-/// Cells in columns of `widths` characters, separated by a gap. Longer text is cut.
-pub(crate) fn line<const COLUMNS: usize>(
-    cells: [&str; COLUMNS],
-    widths: [usize; COLUMNS],
-) -> String {
-    let mut line = String::new();
-    for (cell, width) in cells.into_iter().zip(widths) {
-        let cell = fitted(cell, width);
-        line.push_str(&format!("{cell:<width$} "));
-    }
-    line.truncate(line.trim_end().len());
-    line
-}
-
-/// The visible characters of a text, at most `width` of them. A mark shows that text was cut.
-fn fitted(text: &str, width: usize) -> String {
-    let text = escaped(text);
-    if text.chars().count() <= width {
-        return text;
-    }
-    let kept = text.chars().take(width.saturating_sub(1));
-    kept.chain(['…']).collect()
-}
-
 /// A record's timestamp; RFC 3339, in UTC, to the millisecond.
 pub(crate) fn time(timestamp_ms: Option<i64>) -> Option<String> {
     let timestamp = jiff::Timestamp::from_millisecond(timestamp_ms?).ok()?;

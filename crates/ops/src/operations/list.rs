@@ -1,7 +1,6 @@
 //! `waybill ops list`: operations that linger, failed or are parked.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::io::{self, Write};
 
 use clap::Args;
@@ -13,7 +12,8 @@ use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
 use super::wire::Item;
-use crate::shown::{NOTHING, Output, line};
+use crate::shown::{NOTHING, Output};
+use crate::table::{Column, Table, terminal_width};
 
 /// The maximum number of operations in one list. Their IDs are kept in memory to list each once.
 const LISTED_MAX: u64 = 1_000_000;
@@ -59,23 +59,29 @@ impl ListArgs {
         let mut listing = Listing::new(api, query, limit);
         let mut page = listing.next_page().await?;
         let mut out = io::stdout().lock();
-        let mut columns = None;
+        let terminal_width = terminal_width();
+        let mut had_tenants = None;
         let mut is_empty = true;
         while let Some(items) = page {
-            if !items.is_empty() {
-                is_empty = false;
-            }
-            let found = Columns::of(items.iter().map(|(_, item)| item));
-            // A later page may bring the first tenant.
-            if self.output == Output::Table && !items.is_empty() && columns < Some(found) {
-                writeln!(out, "{}", Row::heading(found))?;
-                columns = Some(found);
-            }
-            let columns = columns.unwrap_or(found);
-            for (json, item) in &items {
-                match self.output {
-                    Output::Json => writeln!(out, "{}", escaped_json(json.get()))?,
-                    Output::Table => writeln!(out, "{}", Row { item, columns })?,
+            is_empty &= items.is_empty();
+            let rows = || items.iter().map(|(_, item)| item);
+            match self.output {
+                Output::Json => {
+                    for (json, _) in &items {
+                        writeln!(out, "{}", escaped_json(json.get()))?;
+                    }
+                }
+                Output::Table if items.is_empty() => {}
+                Output::Table => {
+                    let table = ItemTable::of(rows(), terminal_width);
+                    // Pages differ on a terminal. Elsewhere, a later one may bring the first tenant.
+                    let has_tenants = Some(table.has_tenants());
+                    let text = match terminal_width.is_some() || had_tenants < has_tenants {
+                        true => table.with_heading(rows()),
+                        false => table.rows(rows()),
+                    };
+                    had_tenants = had_tenants.max(has_tenants);
+                    writeln!(out, "{text}")?;
                 }
             }
             page = listing.next_page().await?;
@@ -163,102 +169,105 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// The columns of a table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Columns {
-    /// The common columns.
-    Plain,
-    /// A tenant column as well.
-    WithTenant,
+/// Operations as a table.
+pub(super) struct ItemTable {
+    columns: Vec<Column>,
+    terminal_width: Option<u16>,
 }
 
-impl Columns {
-    /// The columns that these operations need.
-    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Item>) -> Self {
-        let mut items = items.into_iter();
-        match items.any(|item| !item.tenant.is_empty()) {
-            true => Self::WithTenant,
-            false => Self::Plain,
+impl ItemTable {
+    const COLUMNS: [Column; 8] = [
+        Column::whole("OPERATION", 36),
+        Column::whole("STATE", 18),
+        Column::whole("AGE", 4),
+        Column::new("WORKFLOW", 14).ranked(4),
+        Column::new("STEP", 11).ranked(2),
+        Column::whole("FINGERPRINT", 12).ranked(5),
+        Column::new("ERROR", 19),
+        Column::new("CALLER'S ID", 15).ranked(3),
+    ];
+    const TENANT: Column = Column::new("TENANT", 12).ranked(1);
+
+    /// A table for a terminal of this width, with the columns that these operations need.
+    pub(super) fn of<'a>(
+        items: impl IntoIterator<Item = &'a Item>,
+        terminal_width: Option<u16>,
+    ) -> Self {
+        let mut columns = Self::COLUMNS.to_vec();
+        if items.into_iter().any(|item| !item.tenant.is_empty()) {
+            columns.insert(columns.len() - 1, Self::TENANT);
+        }
+        Self {
+            columns,
+            terminal_width,
         }
     }
-}
 
-/// An operation as a line of a table.
-pub(super) struct Row<'a> {
-    pub(super) item: &'a Item,
-    pub(super) columns: Columns,
-}
-
-impl Row<'_> {
-    /// Column widths: 136 characters with the gaps. A narrower terminal can do without the last
-    /// column.
-    const WIDTHS: [usize; 8] = [36, 18, 4, 14, 11, 12, 19, 15];
-    const TENANT_WIDTH: usize = 12;
-
-    pub(super) fn heading(columns: Columns) -> String {
-        let names = [
-            "OPERATION",
-            "STATE",
-            "AGE",
-            "WORKFLOW",
-            "STEP",
-            "FINGERPRINT",
-            "ERROR",
-            "CALLER'S ID",
-        ];
-        Self::line(names, "TENANT", columns)
+    fn has_tenants(&self) -> bool {
+        self.columns.len() > Self::COLUMNS.len()
     }
 
-    fn line(cells: [&str; 8], tenant: &str, columns: Columns) -> String {
-        let row = line(cells, Self::WIDTHS);
-        match columns {
-            Columns::Plain => row,
-            Columns::WithTenant => {
-                let [first @ .., last] = cells;
-                let [widths @ .., width] = Self::WIDTHS;
-                let before = format!("{:<121}", line(first, widths));
-                before + &line([tenant, last], [Self::TENANT_WIDTH, width])
+    /// The operations with a heading.
+    pub(super) fn with_heading<'a>(&self, items: impl IntoIterator<Item = &'a Item>) -> String {
+        self.text(
+            Table::new(&self.columns, self.terminal_width).with_heading(),
+            items,
+        )
+    }
+
+    /// The operations alone.
+    fn rows<'a>(&self, items: impl IntoIterator<Item = &'a Item>) -> String {
+        self.text(Table::new(&self.columns, self.terminal_width), items)
+    }
+
+    fn text<'a>(&self, mut table: Table<'_>, items: impl IntoIterator<Item = &'a Item>) -> String {
+        for item in items {
+            let mut cells = cells(item).to_vec();
+            if self.has_tenants() {
+                cells.insert(cells.len() - 1, or_nothing(&item.tenant));
             }
+            table.add(cells);
         }
+        table.into_text()
     }
 }
 
-impl fmt::Display for Row<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Item {
-            id,
-            state,
-            workflow,
-            caller_id,
-            step,
-            error,
-            fingerprint,
-            age_seconds,
-            abandoned,
-            tenant,
-            ..
-        } = self.item;
-        let error = error.as_ref().map_or(NOTHING, |error| &error.code);
-        let error = match abandoned {
-            true => &format!("abandoned: {error}"),
-            false => error,
-        };
-        let or_nothing = |text: &Option<String>| text.clone().unwrap_or_else(|| NOTHING.to_owned());
-        let named = |name: &'_ str| match name {
-            "" => NOTHING.to_owned(),
-            name => name.to_owned(),
-        };
-        let cells = [
-            &id.to_string(),
-            state,
-            &age(*age_seconds),
-            &named(workflow),
-            &or_nothing(step),
-            &or_nothing(fingerprint),
-            error,
-            &or_nothing(caller_id),
-        ];
-        f.write_str(&Self::line(cells, &named(tenant), self.columns))
+fn cells(item: &Item) -> [String; 8] {
+    let Item {
+        id,
+        state,
+        workflow,
+        caller_id,
+        step,
+        error,
+        fingerprint,
+        age_seconds,
+        abandoned,
+        ..
+    } = item;
+    let error = error.as_ref().map_or(NOTHING, |error| &error.code);
+    let error = match abandoned {
+        true => format!("abandoned: {error}"),
+        false => error.to_owned(),
+    };
+    let given = |text: &Option<String>| or_nothing(text.as_deref().unwrap_or_default());
+    [
+        id.to_string(),
+        state.clone(),
+        age(*age_seconds),
+        or_nothing(workflow),
+        given(step),
+        given(fingerprint),
+        error,
+        given(caller_id),
+    ]
+}
+
+/// A text as a cell, which is never empty.
+fn or_nothing(text: &str) -> String {
+    match text {
+        "" => NOTHING.to_owned(),
+        text => text.to_owned(),
     }
 }
 
@@ -305,11 +314,12 @@ mod tests {
     }
 
     #[test]
-    fn the_table_stands_under_its_heading() {
+    fn each_cell_is_below_its_heading() {
         let item = &item();
-        let columns = Columns::of([item]);
-        assert_eq!(columns, Columns::WithTenant);
-        let (heading, row) = (Row::heading(columns), Row { item, columns }.to_string());
+        let table = ItemTable::of([item], None);
+        assert!(table.has_tenants());
+        let text = table.with_heading([item]);
+        let (heading, row) = text.split_once('\n').unwrap();
         for (name, cell) in [
             ("TENANT", "acme"),
             ("OPERATION", "00000000-"),
@@ -322,20 +332,19 @@ mod tests {
             ("CALLER'S ID", "order-17"),
         ] {
             // `STEP` and `STATE` occur only once in the heading.
-            assert_eq!(heading.find(name), row.find(cell), "{heading}\n{row}");
+            assert_eq!(heading.find(name), row.find(cell), "{text}");
         }
+        assert_eq!(table.rows([item]), row, "aligned without a heading, too");
     }
 
     #[test]
-    fn no_line_is_longer_than_a_terminal_and_none_breaks() {
+    fn hostile_texts_break_no_line_and_nothing_is_an_empty_cell() {
         let long = || Some("lang\nname ".repeat(20));
         let item = Item {
             state: "x".repeat(99),
             workflow: long().unwrap(),
             caller_id: long(),
             step: long(),
-            fingerprint: long(),
-            age_seconds: 9_999 * 86_400,
             error: Some(Failure {
                 code: "ü".repeat(99),
                 ..Failure::default()
@@ -343,23 +352,14 @@ mod tests {
             abandoned: true,
             ..item()
         };
-        for (columns, width) in [(Columns::Plain, 136), (Columns::WithTenant, 149)] {
-            let item = &item;
-            let row = Row { item, columns }.to_string();
-            assert_eq!(row.chars().count(), width, "{row}");
-            assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
-        }
+        let row = ItemTable::of([&item], None).rows([&item]);
+        assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
         let item = &Item::default();
-        let columns = Columns::of([item]);
-        assert_eq!(columns, Columns::Plain);
-        let nothing = Row { item, columns }.to_string();
-        assert_eq!(
-            nothing
-                .split_whitespace()
-                .filter(|cell| *cell == "-")
-                .count(),
-            5
-        );
+        let table = ItemTable::of([item], None);
+        assert!(!table.has_tenants());
+        let nothing = table.rows([item]);
+        let cells = nothing.split_whitespace();
+        assert_eq!(cells.filter(|cell| *cell == "-").count(), 5);
     }
 
     #[test]

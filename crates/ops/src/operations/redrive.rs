@@ -28,11 +28,12 @@ use super::course::{Canary, Course, Halt};
 use super::filter::Filter;
 use super::follow::Followed;
 use super::line::{Outcome, Report};
-use super::list::{Columns, Listing, Row};
+use super::list::{ItemTable, Listing};
 use super::single::{Sent, resubmitted_before, send};
 use super::verb::Asking;
 use super::wire::{Item, Operation};
 use crate::shown::Output;
+use crate::table::terminal_width;
 
 /// The maximum number of operations in one run.
 const MATCHING_MAX: u64 = 100_000;
@@ -203,12 +204,10 @@ impl Plan {
         }
         writeln!(out, "matching  {matching}")?;
         writeln!(out, "canaries  {canaries}")?;
-        let columns = Columns::of(self.first.iter().map(|(_, item)| item));
         if !self.first.is_empty() {
-            writeln!(out, "\n{}", Row::heading(columns))?;
-        }
-        for (_, item) in &self.first {
-            writeln!(out, "{}", Row { item, columns })?;
+            let items = || self.first.iter().map(|(_, item)| item);
+            let table = ItemTable::of(items(), terminal_width());
+            writeln!(out, "\n{}", table.with_heading(items()))?;
         }
         Ok(())
     }

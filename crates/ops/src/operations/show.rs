@@ -11,7 +11,8 @@ use waybill_telemetry::visible::{escaped, escaped_json};
 use super::OpsError;
 use super::api::{Api, Found};
 use super::wire::{Failure, HistoryEntry, Operation, Step};
-use crate::shown::{NOTHING, Output, line};
+use crate::shown::{NOTHING, Output};
+use crate::table::{Column, Table, terminal_width};
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
@@ -133,18 +134,16 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    /// Column widths: 121 characters with the gaps. An attempt may have five digits.
-    const WIDTHS: [usize; 7] = [16, 12, 16, 6, 11, 24, 30];
-    const HEADING: [&str; 7] = [
-        "STEP",
-        "STATE",
-        "ATTEMPT",
-        "FAILED",
-        "UNDO FAILED",
-        "CHANGED",
-        "UNTIL",
+    const COLUMNS: [Column; 7] = [
+        Column::whole("STEP", 16),
+        Column::whole("STATE", 12),
+        Column::new("ATTEMPT", 16),
+        Column::whole("FAILED", 6).ranked(2),
+        Column::whole("UNDO FAILED", 11).ranked(3),
+        Column::whole("CHANGED", 24).ranked(4),
+        Column::new("UNTIL", 24),
     ];
-    writeln!(f, "\n{}", line(HEADING, WIDTHS))?;
+    let mut table = Table::new(&COLUMNS, terminal_width()).with_heading();
     for step in steps {
         let attempt = match (&step.action, step.attempt) {
             (_, 0) => NOTHING.to_owned(),
@@ -157,21 +156,29 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
             (None, None) => NOTHING.to_owned(),
         };
         let changed = step.changed_at.as_deref().map(time);
-        let cells = [
-            &step.name,
+        table.add([
+            &*step.name,
             &step.state,
             &attempt,
             &count(step.failure_count),
             &count(step.undo_failure_count),
             changed.as_deref().unwrap_or(NOTHING),
             &until,
-        ];
-        writeln!(f, "{}", line(cells, WIDTHS))?;
-        if let Some(error) = &step.error {
-            writeln!(f, "    {}", escaped(&error.to_string()))?;
+        ]);
+    }
+    writeln!(f, "\n{}", table.into_text())?;
+    for Step { name, error, .. } in steps {
+        if let Some(error) = error {
+            writeln!(f, "{}: {}", escaped(name), escaped(&error.to_string()))?;
         }
+    }
+    for step in steps {
         if let Some(attempt) = step.late_success {
-            writeln!(f, "    attempt {attempt} succeeded after it was given up")?;
+            let name = escaped(&step.name);
+            writeln!(
+                f,
+                "{name}: attempt {attempt} succeeded after it was given up"
+            )?;
         }
     }
     Ok(())
@@ -292,8 +299,8 @@ owner           no scheduler has it in memory, epoch 3
 STEP             STATE        ATTEMPT          FAILED UNDO FAILED CHANGED                  UNTIL
 account          NotStarted   -                -      -           -                        -
 drone            Failed       20 Compensate    3      -           2030-01-01T00:00:00.250Z again 2030-01-01T00:00:05.000Z
-    no-drone: none is free
-    attempt 2 succeeded after it was given up
+drone: no-drone: none is free
+drone: attempt 2 succeeded after it was given up
 
 TIME                      VERB
 2030-01-01T00:00:01.000Z  compensate by kim, refused: past-pivot (why\\nnot)
