@@ -299,7 +299,7 @@ mod tests {
             "--canary 3",
             "--canary-wait 5s",
             "--canary-failures 1",
-            "--away-max 1s",
+            "--unreachable-max 1s",
         ] {
             let error = target(&format!("x {flag}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flag}");

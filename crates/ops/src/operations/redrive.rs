@@ -102,7 +102,7 @@ pub(super) struct Many {
         default_value = "60s",
         value_parser = duration_from_text
     )]
-    away_max: Duration,
+    unreachable_max: Duration,
 }
 
 /// Operations per second.
@@ -155,7 +155,7 @@ pub(super) async fn redrive(
     if many.dry_run {
         return plan.show(many, output, &mut out);
     }
-    let api = api.with_patience(many.away_max);
+    let api = api.with_patience(many.unreachable_max);
     let mut redrive = Redrive::new(&api, asking, filter.tenant(), many, output, out);
     redrive.run(plan.ids).await
 }

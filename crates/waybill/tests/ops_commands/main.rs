@@ -222,7 +222,7 @@ async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_ou
         asked >= count
     };
 
-    let broken_off = redrive("--away-max 1s");
+    let broken_off = redrive("--unreachable-max 1s");
     setup
         .eventually("one was asked", async || has_asked(1).await)
         .await;
