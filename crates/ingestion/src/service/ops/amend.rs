@@ -27,7 +27,7 @@ use crate::service::{
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
 use crate::verb::Verb;
-use crate::view::{DeliveryView, KnownView, OperationView, VerbAcceptedView};
+use crate::view::{DeliveryView, OperationIdsView, OperationView, VerbAcceptedView};
 use crate::what_next;
 
 /// The operation to amend, as far as it is known.
@@ -235,7 +235,7 @@ impl Api {
                 }
             }
         } else {
-            json(StatusCode::OK, &KnownView::of_row(row))
+            json(StatusCode::OK, &OperationIdsView::of_row(row))
         };
         set(
             &mut reply,
