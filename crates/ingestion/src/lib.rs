@@ -70,7 +70,7 @@ use self::batch::BatchLimits;
 use self::docs::Docs;
 use self::intake::Intake;
 use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
-use self::service::{Api, Events, Lists};
+use self::service::{Api, Events, ListAdmission};
 use self::shares::Places;
 use self::store_reads::StoreReads;
 pub use self::what_next::as_typed;
@@ -192,7 +192,7 @@ impl Ingestion {
             hosts: guards.hosts,
             intake: Arc::clone(&intake),
             events,
-            lists: Lists::new(config.lists_max),
+            lists: ListAdmission::new(config.lists_max),
             rules: Arc::new(Rules {
                 workflows,
                 json_depth_max: config.depth_max(),

@@ -47,7 +47,7 @@ use super::verb::Verb;
 use super::view::AcceptedView;
 
 pub use self::events::Events;
-pub use self::ops::Lists;
+pub use self::ops::ListAdmission;
 pub use self::query::{
     OF_CANCEL, OF_LIST, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
 };
@@ -64,7 +64,7 @@ pub struct Api {
     /// Streams the events of operations.
     pub events: Arc<Events>,
     /// Bounds the cost of lists.
-    pub lists: Lists,
+    pub lists: ListAdmission,
     /// The rules for requests.
     pub rules: Arc<Rules>,
     /// The metrics.
