@@ -32,10 +32,10 @@ mod reply_topics;
 mod request_lookup;
 mod route;
 mod service;
-mod shares;
 mod spans;
 mod status;
 mod store_reads;
+mod tenant_semaphore;
 mod token;
 mod verb;
 mod view;
@@ -71,8 +71,8 @@ use self::docs::Docs;
 use self::intake::Intake;
 use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
 use self::service::{Api, Events, ListAdmission};
-use self::shares::Places;
 use self::store_reads::StoreReads;
+use self::tenant_semaphore::TenantSemaphore;
 pub use self::what_next::as_typed;
 
 /// The listener's name in metrics.
@@ -215,7 +215,7 @@ impl Ingestion {
                 pause_max: config.body_read_timeout,
                 line_max: config.body_timeout,
             },
-            budget: Places::new(
+            budget: TenantSemaphore::new(
                 config.body_bytes_max,
                 BODY_BYTES.of([]),
                 &BODY_BYTES_MAX.of([]),

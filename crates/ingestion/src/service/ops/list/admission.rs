@@ -14,7 +14,7 @@ use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
 
 use crate::measure::{LISTS, LISTS_MAX};
-use crate::shares::{Places, Share};
+use crate::tenant_semaphore::{Permit, TenantSemaphore};
 
 /// The pause after a piece, as a multiple of the time that reading it took.
 const PAUSE: u32 = 3;
@@ -27,7 +27,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 /// The lists that are being read, or wait.
 #[derive(Debug)]
 pub struct ListAdmission {
-    places: Places,
+    waiting: TenantSemaphore,
     /// By tenant, the lock of its list that is being read or waits for the next permit.
     tenant_locks: std::sync::Mutex<HashMap<Arc<str>, Weak<Mutex<()>>>>,
     /// No list is read until this time. Locked by the list that is being read.
@@ -40,14 +40,14 @@ pub struct ListPermit<'a> {
     paused_until: MutexGuard<'a, Instant>,
     began: Instant,
     _tenant_lock: OwnedMutexGuard<()>,
-    _place: Share,
+    _waiting: Permit,
 }
 
 impl ListAdmission {
     /// Allows `max` lists at once.
     pub fn new(max: usize) -> Self {
         Self {
-            places: Places::new(max, LISTS.of([]), &LISTS_MAX.of([])),
+            waiting: TenantSemaphore::new(max, LISTS.of([]), &LISTS_MAX.of([])),
             tenant_locks: std::sync::Mutex::default(),
             paused_until: Mutex::new(Instant::now()),
         }
@@ -59,8 +59,8 @@ impl ListAdmission {
     ///
     /// If too many lists wait already.
     pub async fn admit(&self, tenants: &Tenants) -> Result<ListPermit<'_>, Problem> {
-        let place = self.places.share(tenants, 1);
-        let place = place.ok_or_else(|| {
+        let waiting = self.waiting.acquire(tenants, 1);
+        let waiting = waiting.ok_or_else(|| {
             let detail = "Too many lists are being read.";
             Problem::new(Kind::Overloaded, detail)
         })?;
@@ -71,7 +71,7 @@ impl ListAdmission {
             paused_until,
             began: Instant::now(),
             _tenant_lock: tenant_lock,
-            _place: place,
+            _waiting: waiting,
         })
     }
 
