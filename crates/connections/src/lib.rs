@@ -426,10 +426,10 @@ impl Place {
         self.activity.requests.load(Relaxed)
     }
 
-    /// The [`Outlet`] on which the connection reports a client that keeps it from writing.
+    /// The [`WriteMonitor`] on which the connection reports a client that keeps it from writing.
     #[must_use]
-    pub fn outlet(&self) -> Outlet {
-        Outlet {
+    pub fn write_monitor(&self) -> WriteMonitor {
+        WriteMonitor {
             all: Arc::clone(&self.all),
             activity: Arc::clone(&self.activity),
             is_blocked: false,
@@ -463,13 +463,13 @@ impl Drop for Place {
 
 /// Whether a connection's socket accepts what is written to it.
 #[derive(Debug)]
-pub struct Outlet {
+pub struct WriteMonitor {
     all: Arc<Connections>,
     activity: Arc<Activity>,
     is_blocked: bool,
 }
 
-impl Outlet {
+impl WriteMonitor {
     /// Reports whether the client's unread bytes keep the socket from accepting more. A client that
     /// reads need not read answers: what it reads may be a reply to its pings.
     pub fn set_blocked(&mut self, is_blocked: bool) {
@@ -486,7 +486,7 @@ impl Outlet {
     }
 }
 
-impl Drop for Outlet {
+impl Drop for WriteMonitor {
     fn drop(&mut self) {
         self.set_blocked(false);
     }

@@ -205,7 +205,7 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let next = |at| all.admit(at, address(1), CancellationToken::new());
     let place = next(all.started).unwrap();
     let mut request = place.begin_request().unwrap();
-    let mut outlet = place.outlet();
+    let mut write_monitor = place.write_monitor();
     let later = |after: Duration| Instant::now() + after;
     let just_past = UNREAD + Duration::from_secs(1);
     assert!(
@@ -218,14 +218,14 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
         "the client may be slow"
     );
     request.set_unread(false);
-    outlet.set_blocked(true);
+    write_monitor.set_blocked(true);
     drop(request);
     assert!(
         next(later(Duration::ZERO)).is_err(),
         "the answer is not yet written"
     );
     assert!(next(later(just_past)).is_ok());
-    drop((outlet, place));
+    drop((write_monitor, place));
     assert!(next(later(Duration::ZERO)).is_ok());
 }
 

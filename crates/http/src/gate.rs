@@ -29,7 +29,7 @@ use tokio::time::{Instant, Sleep};
 
 use framer::{Awaiting, Framer};
 pub use head::{HEADERS_LIMIT_MAX, Refusal};
-use waybill_connections::Outlet;
+use waybill_connections::WriteMonitor;
 
 /// How much a connection may use, and how long it may take.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ pub struct Gate<S> {
     timer: Pin<Box<Sleep>>,
     linger: Option<Linger>,
     /// Reports whether the client keeps the connection from writing.
-    outlet: Option<Outlet>,
+    write_monitor: Option<WriteMonitor>,
 }
 
 #[derive(Debug)]
@@ -95,20 +95,20 @@ impl<S> Gate<S> {
             head_began: None,
             timer: Box::pin(tokio::time::sleep_until(now + limits.head_timeout)),
             linger: None,
-            outlet: None,
+            write_monitor: None,
         }
     }
 
-    /// Reports to `outlet` whether the client keeps the connection from writing.
+    /// Reports to `write_monitor` whether the client keeps the connection from writing.
     #[must_use]
-    pub fn with_outlet(mut self, outlet: Outlet) -> Self {
-        self.outlet = Some(outlet);
+    pub fn with_write_monitor(mut self, write_monitor: WriteMonitor) -> Self {
+        self.write_monitor = Some(write_monitor);
         self
     }
 
     fn set_blocked(&mut self, is_blocked: bool) {
-        if let Some(outlet) = &mut self.outlet {
-            outlet.set_blocked(is_blocked);
+        if let Some(write_monitor) = &mut self.write_monitor {
+            write_monitor.set_blocked(is_blocked);
         }
     }
 

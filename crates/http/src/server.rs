@@ -278,7 +278,7 @@ impl<S: Service> Connection<S> {
         let mut http = self.http;
         http.http2()
             .max_concurrent_streams(u32::try_from(streams).unwrap_or(u32::MAX));
-        let gate = Gate::new(stream, self.limits.gate).with_outlet(place.outlet());
+        let gate = Gate::new(stream, self.limits.gate).with_write_monitor(place.write_monitor());
         let (service, refusals) = (self.service, self.refusals);
         let answer = service_fn(move |request: Request<Incoming>| {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
