@@ -159,7 +159,13 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
             }
             continue;
         };
-        findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
+        findings.extend(unread(
+            &agent,
+            &topic,
+            waiting,
+            &read.unknown_groups,
+            is_direct,
+        ));
     }
     if findings.is_empty() {
         findings.push(Finding::ok(
@@ -175,11 +181,11 @@ pub(super) fn unread(
     agent: &str,
     topic: &str,
     waiting: u64,
-    untold: &[String],
+    unknown_groups: &[String],
     is_direct: bool,
 ) -> Option<Finding> {
     let unread = format!("no consumer reads {topic}");
-    match (waiting, untold) {
+    match (waiting, unknown_groups) {
         (0, _) if is_direct => None,
         (0, []) => Some(Finding::note(
             AGENTS,
@@ -192,12 +198,12 @@ pub(super) fn unread(
                  misspells its name"
             ),
         )),
-        (_, untold) => Some(Finding::note(
+        (_, unknown_groups) => Some(Finding::note(
             AGENTS,
             format!(
                 "unknown whether a consumer reads {topic}, and requests wait there ({waiting}): these groups are \
                  rebalancing, or do not show their members: {}",
-                untold.join(", ")
+                unknown_groups.join(", ")
             ),
         )),
     }

@@ -259,9 +259,12 @@ async fn an_overloaded_api_is_not_bad() {
 
 #[test]
 fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
-    let found_text = |waiting, untold: &[&str], is_direct| {
-        let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
-        let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
+    let found_text = |waiting, unknown_groups: &[&str], is_direct| {
+        let unknown_groups: Vec<String> = unknown_groups
+            .iter()
+            .map(|group| (*group).to_owned())
+            .collect();
+        let found = unread("pay", "w.pay.v1", waiting, &unknown_groups, is_direct);
         found.map(|finding| finding.to_string())
     };
     let unread = "no consumer reads w.pay.v1, and";
