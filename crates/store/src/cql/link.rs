@@ -408,7 +408,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
         CqlTls::Off => return Ok(None),
         CqlTls::SystemRoots => {}
         CqlTls::CaFile(path) => {
-            let trusted = authorities(path).map_err(|error| unfit(path, error))?;
+            let trusted = authorities(path).map_err(|error| unusable_file(path, error))?;
             connector.set_cert_store(trusted);
         }
     }
@@ -419,12 +419,12 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
     {
         connector
             .set_certificate_chain_file(cert_file)
-            .map_err(|error| unfit(cert_file, error))?;
-        let key = key(key_file).map_err(|error| unfit(key_file, error))?;
+            .map_err(|error| unusable_file(cert_file, error))?;
+        let key = key(key_file).map_err(|error| unusable_file(key_file, error))?;
         connector
             .set_private_key(&key)
             .and_then(|()| connector.check_private_key())
-            .map_err(|error| unfit(key_file, error))?;
+            .map_err(|error| unusable_file(key_file, error))?;
     }
     Ok(Some(OpenSsl010Config::new(connector)))
 }
@@ -455,7 +455,7 @@ fn tls_failed(error: impl Into<Cause>) -> StoreError {
 }
 
 /// A file for TLS is missing or invalid.
-fn unfit(path: &Path, cause: impl Into<Cause>) -> StoreError {
+fn unusable_file(path: &Path, cause: impl Into<Cause>) -> StoreError {
     tls_failed(format!("{}: {}", path.display(), cause.into()))
 }
 

@@ -19,7 +19,7 @@ use super::contract::{Subject, fresh_id, row, rows, write};
 /// The problem that an error reports.
 fn problem(error: StoreError) -> CqlProblem {
     match error {
-        StoreError::Schema(SchemaError::Unfit { problem, .. }) => problem,
+        StoreError::Schema(SchemaError::Incompatible { problem, .. }) => problem,
         other => panic!("{other:?}"),
     }
 }

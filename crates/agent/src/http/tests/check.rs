@@ -80,7 +80,10 @@ fn changed(text: &str, from: &str, to: &str) -> String {
 /// The error for an agent's file after one change, without the name of the workflow.
 fn refusal(workflow: &str, agents: &str) -> String {
     let error = check(workflow, agents).expect_err(agents);
-    assert!(matches!(error, LoadError::Unfit { .. }), "{error:?}");
+    assert!(
+        matches!(error, LoadError::UnmetRequirement { .. }),
+        "{error:?}"
+    );
     chain(&error).replace(" of workflow \"order\", version 2", "")
 }
 
