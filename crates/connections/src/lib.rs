@@ -11,8 +11,8 @@
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
 //! others: see [`Buffers`].
 //!
-//! Deliberately absent: sockets. A listener asks for a [`Place`] per connection, reports what happens on it,
-//! and closes the connection once the place is cancelled.
+//! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports what happens on it,
+//! and closes the connection once the slot is cancelled.
 
 mod arrivals;
 mod buffers;
@@ -142,7 +142,7 @@ impl Connections {
         self.limits
     }
 
-    /// Returns a place for a connection that `peer` opened at `now`. The connection must end once
+    /// Returns a slot for a connection that `peer` opened at `now`. The connection must end once
     /// `closing` is cancelled. Warns when a limit is reached.
     ///
     /// # Errors
@@ -153,19 +153,19 @@ impl Connections {
         now: Instant,
         peer: IpAddr,
         closing: CancellationToken,
-    ) -> Result<Place, Full> {
-        let admitted = self.place(now, peer, closing);
+    ) -> Result<ConnectionSlot, Full> {
+        let admitted = self.slot(now, peer, closing);
         self.log_full(peer, admitted.as_ref().map(|&(_, replaced_at)| replaced_at));
-        admitted.map(|(place, _)| place)
+        admitted.map(|(slot, _)| slot)
     }
 
-    /// A place, and the limit at which another connection was closed for it.
-    fn place(
+    /// A slot, and the limit at which another connection was closed for it.
+    fn slot(
         self: &Arc<Self>,
         now: Instant,
         peer: IpAddr,
         closing: CancellationToken,
-    ) -> Result<(Place, Option<Full>), Full> {
+    ) -> Result<(ConnectionSlot, Option<Full>), Full> {
         let source = source_of(peer);
         let mut open = self.locked();
         let replaced_at = if open.sources.connections_of(source) >= self.limits.per_address_max {
@@ -191,14 +191,14 @@ impl Connections {
         });
         let open_then = open.by_id.len();
         drop(open);
-        let place = Place {
+        let slot = ConnectionSlot {
             id,
             source,
             all: Arc::clone(self),
             activity,
             open_then,
         };
-        Ok((place, replaced_at))
+        Ok((slot, replaced_at))
     }
 
     /// Warns of a reached limit. The line is the same for every connection at one limit, so that
@@ -360,9 +360,9 @@ fn micros_of(timeout: Option<Duration>) -> u64 {
     micros.unwrap_or(u64::MAX)
 }
 
-/// The place of one connection. Dropping it makes room for another.
+/// An admitted connection. Dropping it admits another.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionSlot {
     id: u64,
     source: IpAddr,
     all: Arc<Connections>,
@@ -371,7 +371,7 @@ pub struct Place {
     open_then: usize,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// The part of `total` that this connection may count on for its lifetime: `total` divided by
     /// the number of connections that were open when it was admitted, within `each`.
     #[must_use]
@@ -455,7 +455,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.all.locked().remove(self.id);
     }
