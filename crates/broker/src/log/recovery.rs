@@ -201,8 +201,8 @@ impl Segment {
                 position: self.index.bytes,
                 offset: self.index.next_offset,
                 next_path,
-                next_position: next.place.position,
-                next_offset: next.place.offset,
+                next_position: next.boundary.position,
+                next_offset: next.boundary.offset,
                 is_verified: next.is_verified,
             })),
         }
