@@ -138,7 +138,7 @@ impl Partition {
             for segment in &log.closed {
                 let index = &segment.index;
                 if index.max_timestamp >= timestamp && index.next_offset > log_start {
-                    let (position, offset) = index.place_before_time(timestamp);
+                    let (position, offset) = index.batch_before_time(timestamp);
                     cursors.push(BatchCursor {
                         file: segment.file(&self.dir)?,
                         position,
@@ -150,7 +150,7 @@ impl Partition {
                 }
             }
             if log.active.max_timestamp >= timestamp {
-                let (position, offset) = log.active.place_before_time(timestamp);
+                let (position, offset) = log.active.batch_before_time(timestamp);
                 cursors.push(BatchCursor {
                     file: Arc::clone(&log.file),
                     position,
@@ -272,7 +272,7 @@ impl Partition {
                 .closed
                 .partition_point(|segment| segment.index.next_offset <= offset);
             if let Some(segment) = log.closed.get(at) {
-                let (position, offset) = segment.index.place_before(offset);
+                let (position, offset) = segment.index.batch_before(offset);
                 return Ok(BatchCursor {
                     file: segment.file(&self.dir)?,
                     position,
@@ -286,7 +286,7 @@ impl Partition {
         let recent = after.checked_sub(1).and_then(|at| log.recent.get(at));
         let (position, offset) = match recent {
             Some(&(base, position)) => (position, base),
-            None => log.active.place_before(offset),
+            None => log.active.batch_before(offset),
         };
         Ok(BatchCursor {
             file: Arc::clone(&log.file),

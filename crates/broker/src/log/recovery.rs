@@ -232,7 +232,7 @@ impl Segment {
         if synced_end >= index.next_offset {
             return Ok(());
         }
-        let (from, _) = index.place_before(synced_end);
+        let (from, _) = index.batch_before(synced_end);
         self.file
             .rewrite(from, index.bytes)
             .map_err(LogError::of("cannot write again", self.file.path()))

@@ -222,7 +222,7 @@ mod tests {
         let scanned = scan(&file, 100, index.bytes, &mut found, 10).unwrap();
         assert_eq!(scanned, index);
         assert_eq!(found, producers);
-        let far = index.place_before(100 + 2 * 19_999);
+        let far = index.batch_before(100 + 2 * 19_999);
         assert!(
             far.0 > index.bytes - (20 << 10),
             "its index is sparse: {far:?}"

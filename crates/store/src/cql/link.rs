@@ -3,7 +3,7 @@
 //!
 //! * **Which node.** Requests go to a replica of their partition in the local datacentre (on
 //!   ScyllaDB to the owning shard), and never to another datacentre.
-//! * **Repeats.** Every plain statement here is idempotent: a write carries its own timestamp, or
+//! * **Retries.** Every plain statement here is idempotent: a write carries its own timestamp, or
 //!   inserts the same key again. So a statement that failed without a refusal is sent again, for
 //!   [`CqlConfig::patience`](super::CqlConfig); the driver's own policy tries the next node at once
 //!   if that may help. Lightweight transactions are not repeated blindly, see `leases.rs`.
@@ -171,11 +171,11 @@ impl Link {
     where
         F: Future<Output = Result<T, ExecutionError>>,
     {
-        let mut repeats = self.repeats(action);
+        let mut retries = self.retries(action);
         loop {
             match self.attempt(request()).await {
                 Ok(done) => return Ok(done),
-                Err(error) => repeats.after(error).await?,
+                Err(error) => retries.after(error).await?,
             }
         }
     }
@@ -195,9 +195,9 @@ impl Link {
         answer
     }
 
-    /// The repeats of a request that has not been sent yet.
-    pub(super) fn repeats(&self, action: &'static str) -> Repeats {
-        Repeats {
+    /// The retries of a request that has not been sent yet.
+    pub(super) fn retries(&self, action: &'static str) -> Retries {
+        Retries {
             action,
             until: Instant::now() + self.patience,
             backoff: BACKOFF_MIN,
@@ -206,11 +206,11 @@ impl Link {
         }
     }
 
-    /// The repeats of a lightweight transaction that has not been sent yet.
-    pub(super) fn repeats_of_transaction(&self, action: &'static str) -> Repeats {
-        Repeats {
+    /// The retries of a lightweight transaction that has not been sent yet.
+    pub(super) fn retries_of_transaction(&self, action: &'static str) -> Retries {
+        Retries {
             judge: failure_of_transaction,
-            ..self.repeats(action)
+            ..self.retries(action)
         }
     }
 
@@ -271,7 +271,7 @@ impl Trouble {
 }
 
 /// How long a request is still repeated, and what is known about it.
-pub(super) struct Repeats {
+pub(super) struct Retries {
     action: &'static str,
     until: Instant,
     backoff: Duration,
@@ -281,7 +281,7 @@ pub(super) struct Repeats {
     pub(super) may_be_done: bool,
 }
 
-impl Repeats {
+impl Retries {
     /// Waits for the next attempt.
     ///
     /// # Errors
@@ -566,35 +566,35 @@ mod tests {
             (failure as fn(&ExecutionError) -> Failure, false),
             (failure_of_transaction, true),
         ] {
-            let mut repeats = Repeats {
+            let mut retries = Retries {
                 action: "renewing a lease",
                 until: Instant::now() + Duration::from_secs(3_600),
                 backoff: Duration::ZERO,
                 judge,
                 may_be_done: false,
             };
-            repeats.after(unavailable()).await.unwrap();
-            assert_eq!(repeats.may_be_done, may_be_done);
+            retries.after(unavailable()).await.unwrap();
+            assert_eq!(retries.may_be_done, may_be_done);
         }
     }
 
     #[tokio::test]
     async fn a_request_that_may_have_been_carried_out_ends_as_unknown_whatever_follows() {
-        let repeats = |patience| Repeats {
+        let retries = |patience| Retries {
             action: "writing rows",
             until: Instant::now() + patience,
             backoff: Duration::ZERO,
             judge: failure,
             may_be_done: false,
         };
-        let mut only_not_done = repeats(Duration::ZERO);
+        let mut only_not_done = retries(Duration::ZERO);
         let error = only_not_done.after(ExecutionError::EmptyPlan).await;
         assert!(
             matches!(error, Err(StoreError::Unavailable { .. })),
             "{error:?}"
         );
 
-        let mut unknown = repeats(Duration::from_secs(3_600));
+        let mut unknown = retries(Duration::from_secs(3_600));
         let timed_out = ExecutionError::RequestTimeout(Duration::ZERO);
         unknown.after(timed_out).await.unwrap();
         unknown.until = Instant::now();
@@ -604,7 +604,7 @@ mod tests {
             "{error:?}"
         );
 
-        let mut refused = repeats(Duration::from_secs(3_600));
+        let mut refused = retries(Duration::from_secs(3_600));
         let error = refused.after(said(DbError::Invalid)).await;
         assert!(
             matches!(error, Err(StoreError::Unavailable { .. })),
