@@ -155,7 +155,7 @@ async fn an_agent_without_capacity_refuses_work_and_blocks_no_other() {
 }
 
 #[tokio::test]
-async fn past_complete_by_there_is_silence_and_a_panic_ends_one_attempt() {
+async fn no_answer_is_sent_past_complete_by_and_a_panic_ends_one_attempt() {
     let stuck = Gated::new(0);
     let stage = Stage::new(
         vec![

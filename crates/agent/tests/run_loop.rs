@@ -535,7 +535,7 @@ async fn after_an_unclean_stop_open_requests_are_repeated_with_the_same_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
+async fn a_poison_record_is_dead_lettered_and_the_rest_continues() {
     let broker = Broker::start();
     let topic = broker.topics.step_requests("fast");
     let fast = Scripted::new(4);
@@ -624,7 +624,7 @@ async fn thousands_of_requests_are_each_answered_once() {
 }
 
 #[tokio::test]
-async fn agents_without_a_name_of_their_own_are_refused() {
+async fn missing_and_duplicate_agent_names_are_refused() {
     let config = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), Topics::default());
     assert!(Agents::start(config.clone(), vec![]).is_err());
     let handler: Arc<dyn Handler> = Scripted::new(1);
@@ -663,7 +663,7 @@ async fn every_request_is_answered_despite_a_fatal_producer_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agents_are_ready_once_the_group_has_given_them_their_share() {
+async fn agents_are_ready_once_they_have_an_assignment() {
     let broker = Broker::start();
     let nowhere = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
     let fast = Scripted::new(1);

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mail_says_what_happened_and_what_to_do() {
+    fn a_mail_states_the_event_and_the_next_action() {
         let mut message = Message {
             alert: alert(),
             repeats: 0,

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_form_needs_no_secret() {
+    fn a_custom_template_needs_no_secret() {
         let config = WebhookConfig {
             url: Some("https://sms.example/".into()),
             template: Some("text={{alert.summary}}".to_owned()),

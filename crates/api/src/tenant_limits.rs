@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_everything_passes_and_only_named_ones_have_theirs() {
+    fn tenants_without_a_limit_are_not_limited() {
         let limits = TenantLimits::new(&TenantRates {
             each: None,
             named: BTreeMap::from([("small".to_owned(), rate(1, 1))]),

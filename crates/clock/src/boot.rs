@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suspension_is_reported_once_and_a_busy_machine_is_not_one() {
+    fn a_suspension_is_reported_once_and_a_busy_machine_is_not() {
         let (monotonic, boot) = (Instant::now(), BootTime::from_micros(5_000_000));
         let mut suspensions = Suspensions { boot, monotonic };
         let mut look = |monotonic_s: u64, boot_s: u64| {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_clock_goes_on() {
+    fn the_boot_clock_advances() {
         let began = BootTime::now();
         let beside = Instant::now();
         while beside.elapsed() < Duration::from_millis(5) {

@@ -87,7 +87,7 @@ fn an_address_at_its_limit_replaces_its_own_connections_alone() {
 }
 
 #[test]
-fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_others() {
+fn each_connection_has_reserved_and_shared_requests() {
     let all = up_to(10, 10);
     let admit = |last| {
         let closing = CancellationToken::new();
@@ -115,7 +115,7 @@ fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_oth
 }
 
 #[test]
-fn requests_beyond_the_own_ones_of_a_connection_are_shared_in_any_order_of_ends() {
+fn shared_requests_are_returned_in_any_order() {
     let all = up_to(10, 10);
     let closing = CancellationToken::new();
     let slot = all.admit(all.started, address(1), closing).unwrap();
@@ -132,7 +132,7 @@ fn requests_beyond_the_own_ones_of_a_connection_are_shared_in_any_order_of_ends(
 }
 
 #[test]
-fn requests_that_begin_and_end_on_several_threads_leave_nothing_counted() {
+fn concurrent_requests_are_all_uncounted_at_their_end() {
     let all = up_to(10, 10);
     let closing = CancellationToken::new();
     let slot = all.admit(all.started, address(1), closing).unwrap();
@@ -236,7 +236,7 @@ fn addresses_of_one_network_count_together_in_version_6_only() {
 }
 
 #[test]
-fn a_connection_that_drips_a_request_is_replaced_before_a_quiet_one() {
+fn a_connection_with_a_slow_request_is_replaced_before_an_idle_one() {
     let all = up_to(3, 3);
     let closing = [(); 5].map(|()| CancellationToken::new());
     let now = all.started;

@@ -189,7 +189,7 @@ fn a_silent_member_loses_its_session_and_the_rest_rebalance() {
 }
 
 #[test]
-fn a_member_that_leaves_is_not_waited_for() {
+fn the_group_does_not_wait_for_a_member_that_left() {
     let mut f = Fixture::new();
     let (a, b) = f.two_stable();
     let leaver = Leaver {
@@ -357,7 +357,7 @@ fn members_that_start_together_share_the_first_generation() {
 }
 
 #[test]
-fn a_promised_id_that_is_never_used_does_not_hold_the_others_for_ever() {
+fn an_unused_promised_id_does_not_block_the_group() {
     let mut f = Fixture::new();
     f.ask_join(join(&StrBytes::new(), None))
         .try_recv()

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_bit_of_a_batch_is_damaged_the_scan_stops_there_and_the_next_batch_is_found() {
+    fn a_scan_stops_at_any_flipped_bit_and_finds_the_next_batch() {
         let dir = tempfile::tempdir().unwrap();
         let (file, index, _) = filled_segment(dir.path(), 5);
         let batch_bytes = index.bytes / 5;

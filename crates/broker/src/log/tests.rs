@@ -124,7 +124,7 @@ fn indexes(dir: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_failed_sync_takes_the_partition_offline_and_no_later_one_shows_what_it_lost() {
+async fn a_failed_sync_takes_the_partition_offline_and_its_records_stay_invisible() {
     let dir = tempfile::tempdir().unwrap();
     let scene = Scene::open(&dir, synced()).unwrap();
     assert!(scene.produce().await.unwrap());
@@ -291,7 +291,7 @@ async fn an_unsynced_batch_is_rewritten_before_it_is_visible() {
 }
 
 #[tokio::test]
-async fn the_synced_end_is_stored_soon_without_a_shutdown_and_never_leads() {
+async fn the_stored_synced_end_never_exceeds_the_synced_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let scene = Scene::open(&dir, rolling(synced())).unwrap();
     for count in 1..=5 {
@@ -310,7 +310,7 @@ async fn the_synced_end_is_stored_soon_without_a_shutdown_and_never_leads() {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_a_batch_whole_and_takes_the_next_one_when_there_is_room() {
+async fn a_full_disk_refuses_whole_batches_until_there_is_room() {
     for errno in [ENOSPC, EDQUOT] {
         for config in [TopicConfig::default(), synced()] {
             let dir = tempfile::tempdir().unwrap();

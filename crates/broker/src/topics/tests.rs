@@ -69,7 +69,7 @@ fn retention_ignores_changes_of_the_wall_clock() {
 }
 
 #[test]
-fn ages_go_on_where_they_were_after_a_restart() {
+fn ages_continue_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
     topics.create("t", 1, an_hour()).unwrap();
@@ -89,7 +89,7 @@ fn ages_go_on_where_they_were_after_a_restart() {
 }
 
 #[test]
-fn nothing_is_remembered_of_the_ages_of_a_deleted_topic() {
+fn the_ages_of_a_deleted_topic_are_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
     let topic = topics.create("t", 1, an_hour()).unwrap();
@@ -272,7 +272,7 @@ async fn a_batch_lost_to_a_full_disk_is_cut_off_and_never_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_full_disk_at_the_end_of_a_segment_is_waited_for_as_well() {
+async fn a_partition_recovers_from_a_full_disk_at_the_end_of_a_segment() {
     for config in [TopicConfig::default(), synced()] {
         for op in [Op::Sync, Op::SyncDir] {
             let scene = Scene::new(TopicConfig {
@@ -323,7 +323,7 @@ async fn a_disk_that_fails_when_a_partition_is_reopened_takes_it_offline() {
 }
 
 #[tokio::test]
-async fn a_deleted_topic_is_not_reopened_and_a_shutdown_says_what_was_not_synced() {
+async fn a_deleted_topic_is_not_reopened_and_a_shutdown_reports_unsynced_records() {
     let scene = Scene::new(synced());
     scene.fails(Op::Sync, ENOSPC);
     scene.append(0).unwrap();

@@ -146,7 +146,7 @@ async fn records_of_a_megabyte_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idempotent_producer_goes_on_over_a_restart_of_the_broker() {
+async fn an_idempotent_producer_survives_a_broker_restart() {
     let dir = tempfile::tempdir().unwrap();
     let first = broker(dir.path()).await;
     let address = first.address();
@@ -333,7 +333,7 @@ async fn topics_are_created_grown_configured_and_deleted_by_an_admin_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_topic_is_created_only_where_that_is_switched_on() {
+async fn an_unknown_topic_is_created_only_if_that_is_enabled() {
     let dir = tempfile::tempdir().unwrap();
     for (on, expected) in [(false, 0), (true, 3)] {
         let broker = broker_with(&dir.path().join(on.to_string()), |config| {
@@ -395,7 +395,7 @@ async fn leave(consumer: StreamConsumer) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_shares_its_partitions_and_rebalances_as_members_come_and_go() {
+async fn a_group_rebalances_as_members_join_and_leave() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     create_topic(broker.address(), "shared", 6, &[]).await;
@@ -420,7 +420,7 @@ async fn a_group_shares_its_partitions_and_rebalances_as_members_come_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_goes_on_where_it_committed_also_after_a_restart() {
+async fn a_group_resumes_at_its_commit_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let first = broker(dir.path()).await;
     let address = first.address();

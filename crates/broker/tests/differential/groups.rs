@@ -20,7 +20,7 @@ use crate::common::topic_name;
 use crate::{Asker, Different, code, compare, text};
 
 #[tokio::test]
-async fn members_join_and_leave_alike() {
+async fn members_join_and_leave_as_on_kafka() {
     compare(
         ask_as_a_member,
         &[
@@ -176,7 +176,7 @@ async fn ask_as_a_member(asker: &mut Asker) {
 }
 
 #[tokio::test]
-async fn groups_that_do_not_exist_are_answered_alike() {
+async fn missing_groups_are_answered_as_on_kafka() {
     compare(
         ask_of_nothing,
         &[Different {

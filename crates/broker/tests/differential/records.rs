@@ -20,7 +20,7 @@ use crate::{Asker, Different, code, compare, is_starting};
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
 #[tokio::test]
-async fn batches_are_taken_and_refused_alike() {
+async fn batches_are_accepted_and_refused_as_on_kafka() {
     compare(
         ask_to_produce,
         &[
@@ -163,7 +163,7 @@ async fn produce(
 }
 
 #[tokio::test]
-async fn records_are_fetched_found_and_deleted_alike() {
+async fn records_are_fetched_found_and_deleted_as_on_kafka() {
     compare(
         ask_to_read,
         &[Different {

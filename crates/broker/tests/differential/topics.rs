@@ -20,7 +20,7 @@ const SET: i8 = 0;
 const DELETE: i8 = 1;
 
 #[tokio::test]
-async fn topics_are_made_grown_and_deleted_alike() {
+async fn topics_are_created_extended_and_deleted_as_on_kafka() {
     compare(
         ask_for_topics,
         &[Different {
@@ -115,7 +115,7 @@ async fn ask_for_topics(asker: &mut Asker) {
 }
 
 #[tokio::test]
-async fn settings_are_described_and_changed_alike() {
+async fn settings_are_described_and_changed_as_on_kafka() {
     compare(
         ask_for_settings,
         &[

@@ -88,12 +88,12 @@ fn refusal(workflow: &str, agents: &str) -> String {
 }
 
 #[test]
-fn agents_that_do_all_that_a_workflow_asks_fit_it() {
+fn agents_that_support_every_step_are_accepted() {
     check(WORKFLOW, AGENTS).unwrap();
 }
 
 #[test]
-fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_declares_them() {
+fn tombstones_must_be_declared_by_the_agent_of_the_step() {
     let counts_on_it = changed(
         WORKFLOW,
         "compensation: { agent: returns,",
@@ -124,7 +124,7 @@ fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_d
 }
 
 #[test]
-fn a_request_that_a_step_needs_has_to_be_there() {
+fn a_missing_request_of_a_step_is_refused() {
     for (from, to, expected) in [
         (
             "        pay:\n",

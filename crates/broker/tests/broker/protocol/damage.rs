@@ -129,7 +129,7 @@ async fn kept(dir: &Path, count: usize) -> Vec<(i64, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_repair_drops_what_is_damaged_keeps_its_bytes_and_everything_else() {
+async fn a_repair_removes_damaged_batches_only_and_keeps_their_bytes() {
     let settings = [("flush.messages", "1"), ("segment.bytes", "2000")];
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), &settings, 30).await;
@@ -201,7 +201,7 @@ async fn a_repair_of_a_truncated_log_never_reuses_its_offsets() {
 }
 
 #[tokio::test]
-async fn a_dry_run_of_a_repair_makes_nothing_where_a_log_is_missing() {
+async fn a_dry_run_of_a_repair_creates_nothing() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), &SYNCED, 30).await;
     let logs = dir.path().join("logs/t");
@@ -432,7 +432,7 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_records_takes_nothing_offline_and_ends_by_itself() {
+async fn a_full_disk_refuses_records_and_recovers_without_a_restart() {
     let Some(disk) = SmallDisk::mount(8) else {
         return;
     };
@@ -476,7 +476,7 @@ async fn a_full_disk_refuses_records_takes_nothing_offline_and_ends_by_itself() 
 }
 
 #[tokio::test]
-async fn offsets_are_committed_and_topics_made_again_once_a_full_disk_has_room() {
+async fn commits_and_topic_creation_resume_after_a_full_disk() {
     let Some(disk) = SmallDisk::mount(8) else {
         return;
     };

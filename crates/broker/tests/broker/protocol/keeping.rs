@@ -180,7 +180,7 @@ async fn a_topic_at_its_disk_bound_refuses_records_for_good_and_deletes_nothing(
 }
 
 #[tokio::test]
-async fn while_the_disk_is_low_topics_that_say_so_refuse_records_and_others_go_on() {
+async fn topics_refuse_records_on_a_low_disk_only_if_configured() {
     let dir = tempfile::tempdir().unwrap();
     let low = Arc::new(AtomicBool::new(false));
     let broker = broker_with(dir.path(), |config| config.low_on_disk = Arc::clone(&low)).await;
@@ -205,7 +205,7 @@ async fn while_the_disk_is_low_topics_that_say_so_refuse_records_and_others_go_o
 }
 
 #[tokio::test]
-async fn a_changed_setting_takes_effect_and_is_kept() {
+async fn a_changed_setting_takes_effect_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -256,7 +256,7 @@ async fn a_second_broker_on_the_same_directory_is_refused() {
 }
 
 #[tokio::test]
-async fn a_partition_whose_disk_fails_goes_offline_and_acknowledges_nothing_more() {
+async fn a_partition_whose_disk_fails_goes_offline() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
