@@ -142,7 +142,7 @@ async fn repeated_requests_perform_each_step_once() {
 }
 
 #[tokio::test]
-async fn a_remote_delivery_books_transport_and_needs_no_drone() {
+async fn a_remote_delivery_books_transport_instead_of_a_drone() {
     let site = Site::start().await;
     let input = input(|request| request["dropOffLocation"] = "a remote island".into());
     let required = site

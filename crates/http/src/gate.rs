@@ -294,7 +294,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_slow_head_is_refused_after_its_time() {
+    async fn a_slow_head_times_out() {
         let (mut client, server) = tokio::io::duplex(4096);
         let mut gate = Gate::new(server, LIMITS);
         let began = Instant::now();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_without_a_first_byte_ends_after_the_time_of_a_head() {
+    async fn a_silent_connection_times_out_like_a_head() {
         let (_client, server) = tokio::io::duplex(4096);
         let limits = GateLimits {
             idle_timeout: Duration::from_secs(3600),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_pass_unchanged_however_they_are_cut() {
+    async fn bytes_pass_unchanged_in_pieces_of_any_size() {
         let stream = b"POST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc\
                        POST /b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n\
                        3;x=y\r\nabc\r\n0\r\ntrailer: t\r\n\r\nGET /c HTTP/1.1\r\nhost: a\r\n\r\n";

@@ -588,7 +588,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_request_that_its_caller_gives_up_counts_as_failed_once_it_has() {
+    async fn an_abandoned_request_counts_as_failed_once_it_fails() {
         let nobody = KafkaSettings::new("127.0.0.1:1");
         let admin = Admin::new(&nobody, "test").unwrap();
         let asked = admin.topic_partitions("orders");

@@ -11,7 +11,7 @@ use crate::fixture::{
 };
 
 #[test]
-fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
+fn a_new_request_is_created_without_a_read_and_requests_its_first_step() {
     let mut fixture = Fixture::new();
     let offset = fixture.request(request(id(1)));
     assert_eq!(fixture.engine.loads(), []);
@@ -155,7 +155,7 @@ fn one_batch_writes_an_operation_once_and_requests_only_its_last_step() {
 }
 
 #[test]
-fn an_id_of_the_callers_is_looked_up_first() {
+fn a_callers_id_is_looked_up_first() {
     let mut fixture = Fixture::new();
     let mut of_caller = request(id(1));
     of_caller.id_origin = IdOrigin::Caller;
@@ -167,7 +167,7 @@ fn an_id_of_the_callers_is_looked_up_first() {
 }
 
 #[test]
-fn an_id_of_the_servers_that_was_appended_before_the_lease_was_taken_is_looked_up_first() {
+fn a_generated_id_appended_before_the_lease_is_looked_up_first() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.restart(0, 0);
@@ -178,7 +178,7 @@ fn an_id_of_the_servers_that_was_appended_before_the_lease_was_taken_is_looked_u
 }
 
 #[test]
-fn an_old_request_with_an_id_of_the_servers_is_looked_up_for_a_caller_may_have_repeated_it() {
+fn an_old_request_with_a_generated_id_is_looked_up() {
     let mut fixture = Fixture::new();
     let mut late = request(id(1));
     late.requested_at = T0 - EngineConfig::default().fresh_for;
@@ -191,7 +191,7 @@ fn an_old_request_with_an_id_of_the_servers_is_looked_up_for_a_caller_may_have_r
 }
 
 #[test]
-fn a_request_of_a_time_that_is_yet_to_come_is_looked_up_for_it_may_be_of_any_age() {
+fn a_request_with_a_future_time_is_looked_up() {
     let mut fixture = Fixture::new();
     let mut ahead = request(id(1));
     ahead.requested_at = T0 + ms(61_000);
@@ -204,7 +204,7 @@ fn a_request_of_a_time_that_is_yet_to_come_is_looked_up_for_it_may_be_of_any_age
 }
 
 #[test]
-fn a_request_that_was_rerouted_is_looked_up_for_it_may_have_been_sent_twice() {
+fn a_rerouted_request_is_looked_up() {
     let mut fixture = Fixture::new();
     fixture.request_with(request(id(1)), true);
     fixture.load();
@@ -212,7 +212,7 @@ fn a_request_that_was_rerouted_is_looked_up_for_it_may_have_been_sent_twice() {
 }
 
 #[test]
-fn events_that_meet_a_row_on_its_way_wait_for_it_in_their_order() {
+fn events_wait_in_order_while_their_row_is_read() {
     let mut fixture = Fixture::new();
     let mut of_caller = request(id(1));
     of_caller.id_origin = IdOrigin::Caller;
@@ -265,7 +265,7 @@ fn the_rejected_duplicate_gets_the_position_of_its_own_request() {
 }
 
 #[test]
-fn an_unknown_workflow_ends_in_error_where_people_see_it() {
+fn an_unknown_workflow_parks_the_operation() {
     let mut fixture = Fixture::new();
     let mut unknown = request(id(1));
     unknown.workflow = "nope".to_owned();
@@ -346,7 +346,7 @@ fn an_operation_whose_workflow_is_missing_or_has_other_steps_is_parked() {
 }
 
 #[test]
-fn an_offset_that_is_read_twice_is_taken_once() {
+fn a_record_that_is_read_twice_is_applied_once() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -363,7 +363,7 @@ fn an_offset_that_is_read_twice_is_taken_once() {
 }
 
 #[test]
-fn conditions_read_what_steps_produced_and_a_skipped_step_holds_nothing_up() {
+fn conditions_read_outputs_and_a_skipped_step_does_not_block() {
     use crate::fixture::step;
     use waybill_engine::{Condition, StepDefinition, Workflow, Workflows};
     let when = |step: &str, equals: &str| {

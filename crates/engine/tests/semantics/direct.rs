@@ -6,7 +6,7 @@ use waybill_engine::{Offset, ProcessState};
 use crate::fixture::{Fixture, id, ms, request, success, told};
 
 #[test]
-fn a_direct_answer_goes_on_with_its_operation_and_moves_no_checkpoint_of_replies() {
+fn a_direct_reply_advances_its_operation_and_not_the_checkpoint() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -24,7 +24,7 @@ fn a_direct_answer_goes_on_with_its_operation_and_moves_no_checkpoint_of_replies
 }
 
 #[test]
-fn a_direct_answer_that_comes_twice_counts_once() {
+fn a_repeated_direct_reply_counts_once() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -37,7 +37,7 @@ fn a_direct_answer_that_comes_twice_counts_once() {
 }
 
 #[test]
-fn a_direct_answer_to_an_operation_that_was_handed_off_waits_for_its_row() {
+fn a_direct_reply_to_a_handed_off_operation_waits_for_its_row() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();

@@ -62,7 +62,7 @@ fn park(fixture: &mut Fixture) -> Vec<Command> {
 }
 
 #[test]
-fn the_owner_is_notified_of_the_final_status_and_of_nothing_before() {
+fn the_owner_is_notified_only_of_the_final_status() {
     let mut fixture = Fixture::new();
     fixture.request(told_of());
     fixture.reply(id(1), success("a", 1));
@@ -105,7 +105,7 @@ fn without_contacts_no_notice_is_sent() {
 }
 
 #[test]
-fn a_new_owner_of_the_partition_publishes_the_same_again() {
+fn a_new_owner_of_the_partition_repeats_the_notices() {
     let mut fixture = Fixture::new();
     fixture.request(told_of());
     fixture.reply(id(1), success("a", 1));

@@ -35,7 +35,7 @@ fn cancelled_while_running() -> Fixture {
 }
 
 #[test]
-fn a_step_that_was_under_way_is_undone_as_soon_as_its_outcome_is_known() {
+fn a_running_step_is_undone_once_its_outcome_is_known() {
     let known = [
         success("a", 1).2,
         Outcome::Permanent {
@@ -69,7 +69,7 @@ fn a_step_that_was_under_way_is_undone_as_soon_as_its_outcome_is_known() {
 }
 
 #[test]
-fn an_undo_that_waited_for_the_success_is_given_what_it_produced() {
+fn a_delayed_undo_gets_the_outputs_of_its_step() {
     let mut fixture = cancelled_while_running();
     fixture.reply(id(1), success("a", 1));
     let commands = fixture.round();
@@ -82,7 +82,7 @@ fn an_undo_that_waited_for_the_success_is_given_what_it_produced() {
 }
 
 #[test]
-fn an_undo_waits_on_where_the_outcome_stays_unknown_or_another_attempt_has_not_settled() {
+fn an_undo_waits_while_any_attempt_is_unsettled() {
     let mut fixture = cancelled_while_running();
     let lost = Outcome::Unknown {
         error: error("no-answer"),
@@ -104,7 +104,7 @@ fn an_undo_waits_on_where_the_outcome_stays_unknown_or_another_attempt_has_not_s
 }
 
 #[test]
-fn an_undo_waits_on_where_the_attempt_was_asked_for_more_than_once() {
+fn an_undo_waits_for_every_request_of_its_attempt() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();

@@ -39,7 +39,7 @@ const EVENTS: [&str; 13] = [
 const TABLE: &str = include_str!("table.txt");
 
 #[test]
-fn every_event_in_every_situation_gives_exactly_the_commands_of_the_table() {
+fn every_event_gives_the_commands_of_the_table() {
     let mut actual = String::new();
     for situation in SITUATIONS {
         writeln!(actual, "{situation}").unwrap();

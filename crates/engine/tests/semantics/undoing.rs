@@ -50,7 +50,7 @@ fn compensation_failed() -> Fixture {
 }
 
 #[test]
-fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() {
+fn requested_steps_are_undone_in_reverse_order() {
     let mut fixture = refused_at_b();
     assert_eq!(
         told(&fixture.round()),
@@ -106,7 +106,7 @@ fn an_undo_parked_for_an_unknown_workflow_continues_once_the_workflow_is_known()
 }
 
 #[test]
-fn an_undo_is_given_what_its_step_produced() {
+fn an_undo_gets_the_outputs_of_its_step() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -132,7 +132,7 @@ fn an_undo_is_given_what_its_step_produced() {
 }
 
 #[test]
-fn a_step_of_unknown_outcome_is_undone_no_earlier_than_it_settles() {
+fn a_step_of_unknown_outcome_is_undone_after_it_settles() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -153,7 +153,7 @@ fn a_step_of_unknown_outcome_is_undone_no_earlier_than_it_settles() {
 }
 
 #[test]
-fn an_undo_that_fails_for_good_parks_the_operation_and_a_person_may_have_it_tried_again() {
+fn a_failed_undo_parks_the_operation_and_can_be_retried() {
     let mut fixture = compensation_failed();
     assert_eq!(
         told(&fixture.round()),
@@ -201,7 +201,7 @@ fn an_operator_reports_an_undone_step_and_the_compensation_continues() {
 }
 
 #[test]
-fn the_row_of_a_parked_operation_is_kept_for_good_until_it_is_abandoned() {
+fn the_row_of_a_parked_operation_never_expires() {
     let keep_for = |fixture: &mut Fixture| {
         let batch = fixture.take().unwrap();
         fixture.settle(batch.number);
@@ -219,7 +219,7 @@ fn the_row_of_a_parked_operation_is_kept_for_good_until_it_is_abandoned() {
 }
 
 #[test]
-fn a_recovery_of_an_attempt_that_is_no_more_means_nothing() {
+fn a_recovery_of_a_superseded_attempt_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -254,7 +254,7 @@ fn a_recovery_of_an_attempt_that_is_no_more_means_nothing() {
 }
 
 #[test]
-fn a_cancel_undoes_what_was_done_and_a_repeat_of_it_changes_nothing() {
+fn a_cancel_undoes_completed_steps_and_a_repeat_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -273,7 +273,7 @@ fn a_cancel_undoes_what_was_done_and_a_repeat_of_it_changes_nothing() {
 }
 
 #[test]
-fn a_cancel_that_comes_first_keeps_the_place_and_wins_over_the_create() {
+fn an_early_cancel_wins_over_the_create() {
     let mut fixture = Fixture::new();
     fixture.cancel(1);
     fixture.load();
@@ -323,7 +323,7 @@ fn a_cancel_of_a_final_operation_is_refused_with_a_status_for_the_caller() {
 }
 
 #[test]
-fn what_is_asked_of_an_operation_that_was_cancelled_before_it_came_is_refused_for_that() {
+fn verbs_on_an_operation_cancelled_before_its_create_are_refused() {
     let mut fixture = Fixture::new();
     fixture.cancel(1);
     fixture.load();
@@ -353,7 +353,7 @@ fn what_is_asked_of_an_operation_that_was_cancelled_before_it_came_is_refused_fo
 }
 
 #[test]
-fn nothing_goes_back_once_a_pivot_is_completed() {
+fn nothing_is_undone_after_a_completed_pivot() {
     let mut fixture = with_steps(vec![
         StepDefinition {
             kind: StepKind::Pivot,
@@ -372,7 +372,7 @@ fn nothing_goes_back_once_a_pivot_is_completed() {
 }
 
 #[test]
-fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
+fn a_late_success_of_an_undone_step_is_undone() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -412,8 +412,7 @@ fn compensated() -> Fixture {
 }
 
 #[test]
-fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_after_the_undo_began()
-{
+fn a_repeated_success_after_the_undo_began_is_undone_again() {
     // While the undo is in progress: it may precede the effect of the second copy.
     let mut fixture = refused_at_b();
     fixture.round();
@@ -451,7 +450,7 @@ fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_af
 }
 
 #[test]
-fn a_success_that_was_read_before_the_undo_began_is_no_evidence_when_its_record_is_read_again() {
+fn a_success_read_again_is_no_evidence() {
     let mut fixture = compensated();
     fixture.restart(0, 0);
     fixture.request(request(id(1)));
@@ -468,7 +467,7 @@ fn a_success_that_was_read_before_the_undo_began_is_no_evidence_when_its_record_
 }
 
 #[test]
-fn a_success_at_an_offset_that_the_log_of_another_partition_had_is_evidence() {
+fn a_success_in_another_partition_at_a_known_offset_is_evidence() {
     let mut fixture = compensated();
     let row = fixture.rows.get_mut(&id(1)).unwrap();
     row.state.last_reply.as_mut().unwrap().partition = PartitionId(1);
@@ -480,7 +479,7 @@ fn a_success_at_an_offset_that_the_log_of_another_partition_had_is_evidence() {
 }
 
 #[test]
-fn a_success_that_came_without_a_record_after_the_undo_began_is_undone_once_more() {
+fn a_direct_success_after_the_undo_began_is_undone_again() {
     let mut fixture = compensated();
     fixture.reply_directly(id(1), success("a", 1));
     fixture.load();
@@ -488,7 +487,7 @@ fn a_success_that_came_without_a_record_after_the_undo_began_is_undone_once_more
 }
 
 #[test]
-fn an_attempt_that_was_asked_for_again_settles_before_its_step_is_undone() {
+fn a_repeated_attempt_settles_before_its_step_is_undone() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -516,7 +515,7 @@ fn an_attempt_that_was_asked_for_again_settles_before_its_step_is_undone() {
 }
 
 #[test]
-fn a_late_success_of_a_step_without_effect_leaves_a_cancelled_operation_as_it_is() {
+fn a_late_success_of_a_step_without_effect_is_ignored() {
     let pure = StepDefinition {
         kind: StepKind::Pure,
         compensation: None,
@@ -535,7 +534,7 @@ fn a_late_success_of_a_step_without_effect_leaves_a_cancelled_operation_as_it_is
 }
 
 #[test]
-fn a_resubmitted_operation_goes_on_where_it_failed() {
+fn a_resubmitted_operation_continues_at_the_failed_step() {
     let mut fixture = with_steps(vec![
         step("a"),
         StepDefinition {
@@ -571,7 +570,7 @@ fn a_resubmitted_operation_goes_on_where_it_failed() {
 }
 
 #[test]
-fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twice() {
+fn a_resubmitted_step_that_fails_again_is_decided_again() {
     let parking = StepDefinition {
         on_failure: Some(OnFailure::Park),
         ..step("a")
@@ -613,7 +612,7 @@ fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twi
 }
 
 #[test]
-fn a_reschedule_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_again() {
+fn a_reschedule_beyond_the_history_is_applied_once() {
     let mut fixture = Fixture::new();
     let reschedule_often = |fixture: &mut Fixture| {
         for number in 1..=100_u32 {
@@ -638,7 +637,7 @@ fn a_reschedule_that_the_history_has_no_room_for_is_not_applied_again_when_it_is
 }
 
 #[test]
-fn a_verb_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_again() {
+fn a_verb_beyond_the_history_is_applied_once() {
     let mut fixture = compensation_failed();
     fixture.round();
     let refused_often = |fixture: &mut Fixture, numbers: std::ops::Range<u128>| {
@@ -671,7 +670,7 @@ fn a_verb_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_
 }
 
 #[test]
-fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
+fn a_reschedule_changes_inputs_until_a_step_uses_them() {
     let mut fixture = with_steps(vec![
         step("a"),
         StepDefinition {
@@ -703,7 +702,7 @@ fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
 }
 
 #[test]
-fn only_the_position_in_its_partition_decides_that_a_reschedule_precedes_its_create() {
+fn a_reschedule_precedes_its_create_by_position_only() {
     // From the request's own partition, and from another one, after the number of partitions has
     // grown.
     for (partition, answer) in [
@@ -761,7 +760,7 @@ fn a_caller_with_its_own_topic_gets_each_step_status_in_order() {
 }
 
 #[test]
-fn the_supervisor_parks_what_can_only_go_forward() {
+fn an_operation_past_its_pivot_is_parked_by_the_supervisor() {
     let pivot = StepDefinition {
         kind: StepKind::Pivot,
         compensation: None,
@@ -777,7 +776,7 @@ fn the_supervisor_parks_what_can_only_go_forward() {
 }
 
 #[test]
-fn a_step_that_cannot_be_undone_and_is_known_to_stand_is_left_to_a_person() {
+fn a_completed_step_that_cannot_be_undone_needs_an_operator() {
     let mut fixture = with_steps(vec![StepDefinition {
         kind: StepKind::Irreversible,
         compensation: None,
@@ -818,7 +817,7 @@ fn an_undo_that_fails_again_raises_another_alert() {
 }
 
 #[test]
-fn what_runs_beside_a_failure_still_counts_while_the_operation_is_parked() {
+fn steps_that_run_beside_a_failure_still_complete() {
     let beside = |name| StepDefinition {
         after: Some(Vec::new()),
         on_failure: Some(OnFailure::Park),

@@ -69,7 +69,7 @@ fn a_new_owner_repeats_the_alert_about_a_step_that_keeps_failing() {
 }
 
 #[test]
-fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step() {
+fn an_unreachable_deadline_stops_the_operation_before_the_next_step() {
     let mut fixture = Fixture::new();
     let mut hurried = request(id(1));
     hurried.deadline = Some(T0 + ms(20_000));
@@ -89,7 +89,7 @@ fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step()
 }
 
 #[test]
-fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadline() {
+fn a_wait_past_the_deadline_stops_the_operation_at_once() {
     let busy = Outcome::NotAttempted {
         error: error("circuit-open"),
         retry_after_ms: 5_000,
@@ -146,7 +146,7 @@ fn an_attempt_that_waits_for_room_does_not_make_its_deadline_unreachable() {
 }
 
 #[test]
-fn an_agent_that_would_not_try_is_left_alone_for_five_minutes_at_most() {
+fn an_agent_is_throttled_for_five_minutes_at_most() {
     let closed = Outcome::NotAttempted {
         error: error("circuit-open"),
         retry_after_ms: u32::MAX,
@@ -216,7 +216,7 @@ fn an_unreadable_row_blocks_nothing_and_raises_an_alert() {
 }
 
 #[test]
-fn a_reply_that_came_while_its_row_could_not_be_read_ends_its_attempt_once_it_can_be() {
+fn a_reply_to_an_unreadable_row_is_applied_once_the_row_is_readable() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -247,7 +247,7 @@ fn a_reply_that_came_while_its_row_could_not_be_read_ends_its_attempt_once_it_ca
 }
 
 #[test]
-fn outputs_that_fit_into_no_row_fail_their_step_and_it_is_undone() {
+fn outputs_too_large_for_a_row_fail_their_step() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     let outputs = vec![(

@@ -310,7 +310,7 @@ fn a_verified_token_is_refused_once_its_key_is_removed() {
 }
 
 #[test]
-fn a_token_without_a_key_id_is_taken_where_one_key_can_be_meant() {
+fn a_token_without_a_key_id_is_accepted_if_one_key_matches() {
     let [one, two] = ["one", "two"].map(Signing::ed25519);
     let token = one.token_with(&json!({"alg": "EdDSA"}), &claims());
     assert!(at(&jwt(&[&one]), &token, NOW).is_ok());

@@ -194,7 +194,7 @@ pub(crate) fn committed(
 }
 
 #[test]
-fn a_group_whose_commits_are_refused_again_and_again_is_named_with_the_error() {
+fn a_group_with_repeatedly_refused_commits_is_named_with_the_error() {
     // The broker has no room for the offsets of another group.
     let fixture = Fixture::embedded_with(|config| config.stored_groups_max = 0);
     let topic = fixture.topic("t", 1);

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unlisted_state_is_refused_with_the_listed_ones() {
+    fn a_state_that_is_not_listed_is_refused() {
         for state in ["Pending", "Processed", "Cancelled"] {
             let query = format!("state=Error,{state}");
             let problem = Asked::read(Some(&query), Timestamp(0), &Tenants::All).unwrap_err();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_selects_what_is_listed_and_from_where() {
+    fn a_query_selects_filter_and_start() {
         let now = Timestamp(100_000_000);
         let query = "state=Error,CompensationFailed&olderThan=40s&order=newest&limit=7&step=a%2Bb";
         let asked = Asked::read(Some(query), now, &Tenants::All).unwrap();
