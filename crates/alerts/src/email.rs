@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         type Change = fn(&mut EmailConfig);
         let cases: [(&str, Change); 7] = [
             ("from contains", |c| c.from = "nobody".to_owned()),

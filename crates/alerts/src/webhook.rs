@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         type Change = fn(&mut WebhookConfig);
         let cases: [(&str, Change); 14] = [
             ("url is missing", |c| c.url = None),

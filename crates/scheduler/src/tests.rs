@@ -326,7 +326,7 @@ fn operation(partition: u32, number: u128) -> OperationId {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease() {
+async fn a_write_of_unknown_outcome_is_repeated_and_the_lease_is_kept() {
     let fixture = Fixture::new(false, PATIENCE).await;
     let [first, other, fails] = [operation(1, 1), operation(1, 2), operation(0, 3)];
     let faults = [(first, vec![Fault::Held]), (fails, vec![Fault::Unknown; 3])];
@@ -363,8 +363,7 @@ async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_write_or_a_read_that_panics_or_never_answers_is_given_up_and_its_partition_taken_again()
-{
+async fn a_shard_is_reacquired_after_a_store_call_panics_or_hangs() {
     let mut cases = Vec::new();
     for is_exclusive in [true, false] {
         for fault in [Fault::Panics, Fault::Silent] {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_period_has_ten_lines_and_the_first_of_the_next_says_how_many_were_left_out() {
+    fn ten_lines_are_written_per_period_and_the_rest_counted() {
         let start = Instant::now();
         let mut rate_limit = LogRateLimit::default();
         let lines = |rate_limit: &mut LogRateLimit, now, times: usize| -> Vec<u64> {

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_read_is_counted_once_and_logged_once() {
+    fn an_unreadable_row_is_counted_and_logged_once() {
         let mut unreadable = Unreadable::default();
         unreadable.begin_round();
         assert_eq!(reported(&mut unreadable, 30), (30, NAMED_MAX));

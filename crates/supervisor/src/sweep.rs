@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_read_while_it_lasts_and_once_more_after_the_grace() {
+    fn a_bucket_is_read_until_it_ends_and_again_after_the_grace() {
         let mut sweep = sweep(10);
         assert_eq!(sweep.to_read(at(10, 0)), buckets(10..=10));
         sweep.was_read(DueBucket(10), at(10, 500), false);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_a_week_behind_may_skip_after_ten_empty_minutes() {
+    fn a_sweep_a_week_behind_skips_after_ten_empty_minutes() {
         const WEEK: i64 = 7 * 24 * 3_600;
         let mut sweep = sweep(10);
         let now = 11 + WEEK;

@@ -231,7 +231,7 @@ alerts:
     }
 
     #[test]
-    fn values_that_cannot_work_are_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         for (from, to, key) in [
             (
                 "messagesPerHourMax: 3",

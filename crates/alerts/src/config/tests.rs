@@ -131,7 +131,7 @@ fn a_value_in_a_file_and_in_the_configuration_is_refused() {
 }
 
 #[test]
-fn values_that_cannot_work_are_refused_by_key() {
+fn invalid_values_are_refused_by_key() {
     let cases = [
         ("dedupWindow: 30s", "dedupWindow: 0s", "alerts.dedupWindow"),
         ("dedupWindow: 30s", "queueMax: 0", "alerts.queueMax"),

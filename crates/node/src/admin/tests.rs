@@ -93,7 +93,7 @@ fn admin() -> Admin {
 }
 
 #[tokio::test]
-async fn a_process_that_starts_does_not_deny_parts_that_it_will_have() {
+async fn a_starting_process_answers_503_for_parts_that_start_later() {
     let admin = starting_admin();
     let requests = [
         ("GET", "/schedulers", "", 200),
@@ -138,7 +138,7 @@ async fn readyz_names_everything_that_is_not_ready() {
 }
 
 #[tokio::test]
-async fn livez_names_a_loop_that_fell_silent() {
+async fn livez_names_a_silent_loop() {
     let admin = admin();
     assert_eq!(
         ask(&admin, "GET", "/livez", "").await,
@@ -202,7 +202,7 @@ async fn a_partition_is_stopped_and_started_by_put() {
 }
 
 #[test]
-fn what_was_not_started_or_stopped_is_named_as_a_shard() {
+fn shards_that_were_not_started_or_stopped_are_named() {
     let (shard, wanted, cause) = (ShardId(9), "stopped", "its lease is away".to_owned());
     let failed = ControlError::Failed {
         shard,
@@ -218,7 +218,7 @@ fn what_was_not_started_or_stopped_is_named_as_a_shard() {
 }
 
 #[tokio::test]
-async fn orders_that_cannot_be_followed_say_why() {
+async fn failed_control_requests_have_a_reason() {
     let admin = admin();
     let stop = r#"{"running": false}"#;
     assert_eq!(

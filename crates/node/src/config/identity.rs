@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_refusal_of_an_index_says_what_would_do() {
+    fn the_refusal_of_an_index_names_the_valid_ones() {
         assert_eq!(
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_partitions_is_refused() {
+    fn an_invalid_list_of_partitions_is_refused() {
         for text in ["", "none", "3-1", "0-", "-1", "0..3", "0-1-2", "0x1"] {
             assert_eq!(
                 text.parse::<PartitionChoice>(),

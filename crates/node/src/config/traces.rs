@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn invalid_values_are_refused_with_their_key() {
         let bad = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(bad.path(), "x-key: 1\nsesame\n").unwrap();
         type Change<'a> = Box<dyn Fn(&mut TracesConfig) + 'a>;

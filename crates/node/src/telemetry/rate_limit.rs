@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_say_different_things_are_no_repeats_up_to_a_hundred() {
+    fn a_hundred_different_lines_are_written() {
         let limiter = LogRateLimiter::default();
         let written = lines(&limiter, || (0..250).for_each(away));
         assert_eq!(written.len(), 100);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_with_other_causes_say_something_else() {
+    fn errors_with_different_causes_are_different_lines() {
         let limiter = LogRateLimiter::default();
         let fail = |cause: &str| {
             let error = anyhow::anyhow!("{cause}").context("it failed");
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn details_and_what_changes_are_never_held_back() {
+    fn debug_and_info_lines_are_never_suppressed() {
         let limiter = LogRateLimiter::default();
         let written = lines(&limiter, || {
             (0..10).for_each(|_| tracing::debug!("a detail"));

@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_about_one_operation_lets_others_be_tried() {
+    fn only_errors_of_one_operation_let_a_run_continue() {
         let unknown = format!(r#"{{"type": "{UNKNOWN}"}}"#);
         for (status, body, about_one) in [
             (404, &*unknown, true),

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn canaries_are_a_share_rounded_up_or_a_number_and_never_more_than_there_are() {
+    fn canaries_are_a_share_or_a_number_up_to_the_total() {
         for (text, matching, expected) in [
             ("1%", 0, 0),
             ("1%", 1, 1),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn no_canary_at_all_is_refused() {
+    fn zero_canaries_are_refused() {
         for bad in ["0", "0%", "101%", "-1", "1.5%", "%", "", "one"] {
             assert!(bad.parse::<Canary>().is_err(), "{bad}");
         }
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_above_a_fifth_halts_once_there_are_enough_to_take_it_of() {
+    fn failures_above_a_fifth_halt_after_five_results() {
         let halt = |failed: u64, settled: u64| {
             let mut results = RunResults::new(0);
             (0..settled).for_each(|number| results.settle(number < failed));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_halt_reports_what_was_seen_and_what_is_allowed() {
+    fn a_halt_reports_the_failures_and_the_limit() {
         let text = |failed, open| {
             let halt = Halt::Canaries {
                 failed,

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_whether_a_filter_left_it_empty() {
+    fn an_empty_list_mentions_its_filter() {
         let all = nothing_found(&Filter::default());
         assert_eq!(all, "no operations linger, failed, or are parked");
         let some = Filter::default().or_states(&[waybill_engine::ProcessState::Error]);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_stands_under_its_heading() {
+    fn table_columns_match_their_headings() {
         let item = &item();
         let columns = Columns::of([item]);
         assert_eq!(columns, Columns::WithTenant);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_longer_than_a_terminal_and_none_breaks() {
+    fn lines_fit_into_the_terminal() {
         let long = || Some("lang\nname ".repeat(20));
         let item = Item {
             state: "x".repeat(99),

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_impossible_or_lies_the_other_way_is_refused() {
+    fn an_impossible_number_or_direction_is_refused() {
         let stands = |becomes| LayoutView {
             generation: 0,
             partitions: 4,

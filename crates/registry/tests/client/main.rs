@@ -117,7 +117,7 @@ async fn a_newer_schema_that_reads_the_older_one_is_compatible() {
 }
 
 #[tokio::test]
-async fn only_the_registrys_own_word_makes_an_id_unknown() {
+async fn only_a_registry_answer_makes_an_id_unknown() {
     let (stub, registry) = setup().await;
     assert_eq!(registry.schema(SchemaId(1)).await.unwrap(), None);
     let answers = [
@@ -165,7 +165,7 @@ async fn a_registry_that_does_not_exist_is_unreachable() {
 }
 
 #[tokio::test]
-async fn the_login_travels_and_a_path_in_front_stays() {
+async fn login_and_base_path_are_sent() {
     let (stub, _) = setup().await;
     let registry = Registry::new(&RegistrySettings {
         url: format!("{}/apis/ccompat/v7/", stub.url()),
@@ -241,7 +241,7 @@ async fn readers_wait_for_a_new_schema_that_a_node_does_not_have_yet() {
 }
 
 #[tokio::test]
-async fn readers_do_not_wait_for_ever_for_an_id_that_the_registry_refuses() {
+async fn readers_stop_waiting_for_a_refused_id() {
     let (stub, registry) = setup().await;
     let good = stub.give("s", OTHER);
     let cache = SchemaCache::new(registry);

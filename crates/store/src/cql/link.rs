@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_servers_are_given_up_long_before_the_drivers_minute() {
+    async fn silent_servers_time_out_before_the_drivers_minute() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let config = CqlConfig {
             connect_timeout: Duration::from_secs(45),
@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_may_have_been_carried_out_ends_as_unknown_whatever_follows() {
+    async fn a_request_that_may_have_been_applied_stays_unknown() {
         let retries = |patience| Retries {
             action: "writing rows",
             until: Instant::now() + patience,

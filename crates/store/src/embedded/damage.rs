@@ -507,7 +507,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_key_that_holds_is_found_wherever_it_lies() {
+    fn the_last_readable_key_is_found() {
         for end in [[0, 0], [0, 1], [0, 255], [1, 0], [127, 200], [255, 255]] {
             let found = last_that(2, |key| Ok(key <= end.as_slice())).unwrap();
             assert_eq!(found.as_deref(), Some(end.as_slice()));
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_a_key_carry_over_and_end_at_the_edges() {
+    fn neighbours_of_a_key_carry_and_end_at_the_limits() {
         assert_eq!(successor(&[1, 255]).as_deref(), Some(&[2, 0][..]));
         assert_eq!(predecessor(&[2, 0]).as_deref(), Some(&[1, 255][..]));
         assert_eq!(successor(&[255, 255]), None);
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_machine_is_not_damage() {
+    fn an_io_error_is_not_damage() {
         let damaged = [
             Error::Io(io::Error::from_raw_os_error(EIO)),
             Error::Io(io::ErrorKind::UnexpectedEof.into()),

@@ -44,7 +44,7 @@ async fn eight_migrations_at_once_make_one_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_is_there_is_defined_no_second_time() {
+async fn an_existing_schema_is_not_created_again() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };
@@ -167,7 +167,7 @@ async fn a_schema_that_is_newer_than_the_program_is_refused_and_left_alone() {
 
 /// The state after a migration that was killed.
 #[tokio::test]
-async fn an_older_schema_is_refused_and_migrated_with_what_the_keyspace_holds() {
+async fn an_older_schema_is_refused_and_migrated_with_its_rows() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };
@@ -248,7 +248,7 @@ async fn a_keyspace_that_exists_is_used_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_datacentre_that_is_not_there_is_refused_with_those_that_are() {
+async fn a_missing_datacentre_is_refused_with_the_existing_ones() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };

@@ -65,7 +65,7 @@ async fn assert_there(store: &EmbeddedStore, ids: &[OperationId]) {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_waited_for_and_what_was_acknowledged_is_there() {
+async fn acknowledged_rows_survive_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::mount(dir.path().to_owned()) else {
         return;

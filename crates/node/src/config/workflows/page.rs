@@ -95,7 +95,7 @@ fn keys_stand_on_the_page<T: DeserializeOwned>(heading: &str, required: &Value) 
 }
 
 #[test]
-fn every_key_stands_on_the_page_and_is_required_where_it_says_so() {
+fn every_key_is_on_the_page_and_required_keys_are_marked() {
     let step = json!({"name": "s", "agent": "a"});
     let workflow = json!({"name": "w", "version": 1, "steps": [step]});
     keys_stand_on_the_page::<WorkflowDefinition>("The workflow", &workflow);
@@ -151,7 +151,7 @@ fn the_values_that_keys_may_have_are_all_on_the_page() {
 }
 
 #[test]
-fn the_workflow_on_the_page_can_work() {
+fn the_workflow_on_the_page_is_valid() {
     let (_, block) = PAGE.split_once("```yaml\n").unwrap();
     let (block, _) = block.split_once("```").unwrap();
     super::compile("docs/workflows.md", block).unwrap();

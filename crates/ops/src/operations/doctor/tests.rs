@@ -219,7 +219,7 @@ fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
 }
 
 #[test]
-fn those_that_are_stranded_are_counted_by_workflow_and_version() {
+fn operations_without_their_workflow_are_counted_by_version() {
     let items = [
         r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 1}"#,
         r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 2,
@@ -342,7 +342,7 @@ fn live_operations_that_were_due_long_ago_are_named() {
 }
 
 #[test]
-fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
+fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
     let metrics = |low, free_mib: u64, size_gib: u64| {
         format!(
             "waybill_disk_free_bytes {}\nwaybill_disk_size_bytes {}\nwaybill_disk_free_min_bytes 536870912\n\
