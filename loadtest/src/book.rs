@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_sequence_wins_in_whatever_order_the_states_come() {
+    fn the_highest_sequence_wins_in_any_order() {
         let now = Instant::now();
         let book = book(now);
         book.accepted(id(), drawn(Kind::Drone), now, now);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_request_is_to_be_refused_and_a_good_one_is_not() {
+    fn only_malformed_requests_are_expected_to_be_refused() {
         let book = book(Instant::now());
         book.refused(drawn(Kind::Malformed), 422, "it is not well-formed");
         book.refused(drawn(Kind::Malformed), 500, "");
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_has_what_came_since_the_last_one() {
+    fn an_interval_counts_since_the_last_one() {
         let now = Instant::now();
         let book = book(now);
         book.accepted(id(), drawn(Kind::Drone), now, now);

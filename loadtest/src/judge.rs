@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn each_finding_has_its_word() {
+    fn each_finding_has_a_name() {
         let said = |state, ledger| verdict(Kind::Drone, state, ledger).to_string();
         assert!(said(None, None).starts_with("LOST        1\n"));
         assert!(said(Some(ProcessState::Processed), Some(TWICE)).starts_with("DOUBLE      1\n"));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_is_counted_however_many_there_are_and_shown_a_few_times() {
+    fn every_finding_is_counted_and_a_few_are_shown() {
         let ids = (0..8).map(id);
         let accepted = ids.map(|id| (id, (Kind::Drone, None)));
         let verdict = Judge::of(accepted.collect()).end();

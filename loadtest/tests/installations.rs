@@ -62,7 +62,7 @@ fn assert_balanced(run: &Value, output: &Output) {
 }
 
 #[test]
-fn smoke_ends_every_kind_as_it_must_and_says_what_that_cost() {
+fn smoke_ends_every_kind_as_expected_and_reports_the_cost() {
     let Some((run, output)) = run("smoke", &["--rate", "40", "--seconds", "5"]) else {
         return;
     };
@@ -110,7 +110,7 @@ fn smoke_ends_every_kind_as_it_must_and_says_what_that_cost() {
 }
 
 #[test]
-fn every_poison_record_is_found_among_the_dead_letters_and_every_wrong_body_refused() {
+fn every_poison_record_is_dead_lettered_and_every_wrong_body_refused() {
     let Some((run, output)) = run("poison", &["--rate", "50", "--seconds", "4"]) else {
         return;
     };
@@ -131,7 +131,7 @@ fn every_poison_record_is_found_among_the_dead_letters_and_every_wrong_body_refu
 }
 
 #[test]
-fn flaky_services_leave_nothing_half_done() {
+fn flaky_services_leave_no_partial_operation() {
     let Some((run, output)) = run("flaky-services", &["--rate", "40", "--seconds", "5"]) else {
         return;
     };
@@ -161,7 +161,7 @@ fn an_exceeded_limit_fails_the_run_and_is_in_the_report() {
 }
 
 #[test]
-fn batches_of_a_scenario_that_is_scaled_down_do_not_wait_to_be_full() {
+fn scaled_down_batches_do_not_wait_to_be_full() {
     // A whole batch takes two seconds to gather, and the scenario's limit is half a second.
     let Some((run, output)) = run("steady", &["--rate", "50", "--seconds", "4"]) else {
         return;
@@ -229,7 +229,7 @@ fn an_interrupted_run_reports_the_results_so_far() {
 }
 
 #[test]
-fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
+fn a_run_fails_at_once_if_waybill_exits() {
     if !waybill().exists() {
         println!("SKIPPED: a run whose Waybill dies: there is none");
         return;

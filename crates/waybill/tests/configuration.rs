@@ -20,7 +20,7 @@ fn the_example_is_the_default_configuration() {
 }
 
 #[test]
-fn every_key_stands_in_the_example() {
+fn every_key_is_in_the_example() {
     let text = std::fs::read_to_string(example()).unwrap();
     let written: Value = serde_saphyr::from_str(&text).unwrap();
     let defaults = serde_json::to_value(Config::default()).unwrap();
@@ -60,7 +60,7 @@ fn every_key_of_the_example_is_explained_by_a_comment_above_it() {
 }
 
 #[test]
-fn what_show_prints_is_a_configuration_file_of_the_same_meaning() {
+fn the_output_of_show_is_an_equivalent_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(
@@ -107,7 +107,7 @@ fn secrets_are_in_neither_show_nor_debug_and_reach_the_client() {
 }
 
 #[test]
-fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
+fn check_refuses_a_file_with_position_and_nearest_key() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, "scheduler:\n  leaseMargn: 1s\n").unwrap();
@@ -130,7 +130,7 @@ fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
 }
 
 #[test]
-fn check_without_a_file_checks_what_applies() {
+fn check_without_a_file_checks_the_effective_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, "scheduler: {lease: 2s}\n").unwrap();
@@ -167,7 +167,7 @@ fn check_without_a_file_checks_what_applies() {
 }
 
 #[test]
-fn two_listeners_at_one_address_are_refused_by_the_check_as_by_the_start() {
+fn check_and_start_refuse_two_listeners_at_one_address() {
     let flags = ["--http", "127.0.0.1:9", "--admin", "127.0.0.1:9"];
     for command in [&["config", "check"][..], &["up"]] {
         let refused = waybill(&[command, &flags].concat());
@@ -181,7 +181,7 @@ fn two_listeners_at_one_address_are_refused_by_the_check_as_by_the_start() {
 }
 
 #[test]
-fn a_log_filter_that_means_nothing_is_refused() {
+fn an_invalid_log_filter_is_refused() {
     let refused = waybill(&["up", "--log", "bananas"]);
     assert_eq!(refused.status.code(), Some(2));
     assert_eq!(
@@ -207,7 +207,7 @@ fn a_log_filter_that_means_nothing_is_refused() {
 }
 
 #[test]
-fn a_listener_that_others_can_reach_unguarded_is_refused_with_its_address() {
+fn an_unauthenticated_public_listener_is_refused_with_its_address() {
     for (role, flag, key) in [
         (&["up"][..], "--http", "http.listen"),
         (&["up"], "--admin", "admin.listen"),
@@ -274,7 +274,7 @@ fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() 
 }
 
 #[test]
-fn the_example_of_another_trade_can_be_run() {
+fn the_example_of_another_domain_runs() {
     let root = example().parent().unwrap().to_owned();
     let file = "examples/order-fulfilment/waybill.yaml";
     let checked = command(&["config", "check", file])
@@ -329,7 +329,7 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
+fn check_and_start_refuse_a_configuration_without_agents() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, "agents: {builtIn: false}\n").unwrap();
@@ -402,7 +402,7 @@ fn a_configuration_of_one_role_is_checked_as_for_that_role() {
 }
 
 #[test]
-fn a_check_reads_a_workflow_that_comes_through_a_pipe() {
+fn check_reads_a_workflow_from_a_pipe() {
     let workflow = "name: errand\nversion: 1\nsteps:\n  - {name: go, agent: walker}\n";
     let mut checking = command(&["config", "check"])
         .env("WAYBILL_WORKFLOWS__FILES", "[/dev/stdin]")
@@ -451,7 +451,7 @@ fn a_data_directory_that_is_a_file_is_refused_before_anything_listens() {
 }
 
 #[test]
-fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_failure() {
+fn missing_arguments_are_refused_and_failed_writes_are_errors() {
     for (line, said) in [
         (&["store", "check"][..], "waybill: --scylla is required: "),
         (&["store", "migrate"], "waybill: --scylla is required: "),

@@ -20,7 +20,7 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 const SEED: &str = "1";
 
 #[test]
-fn every_answer_is_as_described() {
+fn every_answer_matches_its_description() {
     let Some(schemathesis) = schemathesis() else {
         return;
     };

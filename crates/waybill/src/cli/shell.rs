@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_a_page_that_says_what_its_help_says() {
+    fn every_command_has_a_page_with_its_help() {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path().join("not/there");
         Cli::write_manual(&directory).unwrap();

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_answer_that_does_not_come_is_no_outage_and_the_next_that_comes_ends_it() {
+    fn one_missing_answer_is_no_outage_and_the_next_one_ends_it() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut connectivity = Connectivity::default();

@@ -119,7 +119,7 @@ async fn an_operation_that_cannot_be_undone_reaches_the_webhook_signed_and_the_m
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_down_holds_up_nothing_and_has_the_alert_once_it_is_back() {
+async fn a_receiver_gets_the_alert_after_its_outage_and_delays_nothing() {
     let (address, mail) = (free_address().await, SmtpServer::start().await);
     let mut setup = setup(address, &mail);
     let up = setup.up();
@@ -146,7 +146,7 @@ async fn a_receiver_that_is_down_holds_up_nothing_and_has_the_alert_once_it_is_b
 }
 
 #[tokio::test]
-async fn what_a_receiver_has_not_had_outlives_a_stop_and_a_kill() {
+async fn undelivered_alerts_survive_a_stop_and_a_kill() {
     const LISTENERS: [&str; 4] = ["http", "admin", "broker", "services"];
     let (address, mail) = (free_address().await, SmtpServer::start().await);
     let mut setup = setup(address, &mail);

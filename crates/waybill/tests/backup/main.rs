@@ -143,7 +143,7 @@ impl Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_is_restored() {
+async fn a_backup_under_load_restores_every_accepted_operation() {
     // The same keys are refused before and after the backup: undos after the backup are repeated.
     let faults =
         json!({ "errorRate": 0.01, "refuseRate": 0.05, "doThenTimeoutRate": 0.01, "jitterMs": 60 });
@@ -194,7 +194,7 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused() {
+async fn truncated_backups_and_used_directories_are_refused() {
     let mut setup = Setup::new("partitions: 1\n");
     let running = setup.up();
     setup.ready().await;

@@ -200,7 +200,7 @@ fn lines(file: &Path) -> Vec<(String, Value)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_exported_is_imported_once_and_goes_on_in_another_installation() {
+async fn exported_operations_continue_in_another_installation() {
     let exported = exported().await;
     let file = exported.file.clone();
     let mut target = Target::embedded(&exported.services);
@@ -231,7 +231,7 @@ async fn what_was_exported_is_imported_once_and_goes_on_in_another_installation(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_imported() {
+async fn a_truncated_export_is_refused_and_nothing_is_imported() {
     let mut setup = Setup::new("partitions: 1\n");
     let running = setup.up();
     setup.ready().await;
@@ -301,7 +301,7 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
+async fn exported_operations_continue_in_a_cluster() {
     let Ok(scylla) = std::env::var(SCYLLA) else {
         println!("SKIPPED: operations that move to a cluster: {SCYLLA} names none");
         return;

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 const BOMB_BYTES: usize = 32 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_small_batch_that_expands_to_much_reaches_no_role() {
+async fn a_decompression_bomb_reaches_no_role() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

@@ -10,7 +10,7 @@ use crate::{PARTITIONS, is_remote};
 const DELIVERIES: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_two_schedulers_with_the_same_partitions_works_and_the_other_takes_over() {
+async fn one_of_two_schedulers_owns_the_partitions_and_the_other_takes_over() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -63,7 +63,7 @@ async fn one_of_two_schedulers_with_the_same_partitions_works_and_the_other_take
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_on() {
+async fn a_scheduler_paused_past_its_lease_does_no_harm() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

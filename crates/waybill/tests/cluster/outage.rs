@@ -184,7 +184,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_once() {
+async fn unanswered_writes_are_applied_once() {
     const TIMES: usize = 6;
     const ROUND: usize = 50;
     // Longer than a request may take, and shorter than a lease.

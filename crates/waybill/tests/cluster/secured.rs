@@ -66,7 +66,7 @@ fn at<'a>(config: &'a mut Value, key: &str) -> &'a mut Value {
 }
 
 #[test]
-fn the_documented_configuration_is_a_configuration_and_shows_no_secret() {
+fn the_documented_configuration_is_valid_and_shows_no_secret() {
     let dir = tempfile::tempdir().unwrap();
     for (_, file) in FILES {
         std::fs::write(dir.path().join(file), "hunter2\n").unwrap();

@@ -36,7 +36,7 @@ enum Fault {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_balances() {
+async fn kills_and_pauses_lose_and_duplicate_no_delivery() {
     let Some((cluster, mut kafka, mut cassandra)) = Cluster::with_servers_or_skip().await else {
         return;
     };

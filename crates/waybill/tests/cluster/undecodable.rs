@@ -15,7 +15,7 @@ const RECORD: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
 
 /// A batch is skipped when it fails for the second time, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_on() {
+async fn undecodable_records_are_skipped_on_every_topic() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

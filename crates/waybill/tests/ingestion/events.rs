@@ -170,7 +170,7 @@ async fn a_stream_of_a_final_operation_sends_the_end_and_closes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_of_the_request_that_lost_its_id_says_so() {
+async fn a_stream_of_a_rejected_duplicate_reports_it() {
     let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     setup.request(order("twin", 1)).await;
     let loser = setup.request(order("twin", 2)).await;
@@ -192,7 +192,7 @@ async fn a_stream_of_the_request_that_lost_its_id_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_are_bounded_and_a_place_is_free_again_once_its_client_is_gone() {
+async fn streams_are_bounded_and_freed_when_the_client_disconnects() {
     // The server notices a disconnected client only when it sends something.
     let setup = Setup::with(|config| {
         config.event_streams_max = 2;

@@ -131,7 +131,7 @@ async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_else_confl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repeat_is_answered_though_its_deadline_has_passed_since() {
+async fn a_repeat_is_answered_after_its_deadline() {
     let setup = Setup::start().await;
     let began = Instant::now();
     let (first, body, deadline) = loop {

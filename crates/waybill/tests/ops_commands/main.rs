@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use setup::{Setup, names, run, standing};
 
 #[tokio::test]
-async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
+async fn a_parked_operation_is_resubmitted_until_it_succeeds() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
     let id = &setup.bring_to("Error", "parcel", &names("one", 1)).await[0];
@@ -98,7 +98,7 @@ async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_undone_is_undone_again_or_by_hand_or_abandoned() {
+async fn a_failed_undo_is_retried_recorded_or_abandoned() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
     setup
@@ -138,7 +138,7 @@ async fn what_could_not_be_undone_is_undone_again_or_by_hand_or_abandoned() {
 }
 
 #[tokio::test]
-async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone() {
+async fn a_redrive_halts_after_a_failed_canary() {
     const PARKED: usize = 12;
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
@@ -193,7 +193,7 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
 }
 
 #[tokio::test]
-async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_out() {
+async fn a_redrive_survives_a_short_api_outage() {
     const PARKED: usize = 12;
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
@@ -311,7 +311,7 @@ impl Relay {
 }
 
 #[tokio::test]
-async fn what_was_undone_runs_again_as_a_new_operation_once() {
+async fn an_undone_operation_is_resubmitted_as_new_once() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
     let ids = setup.bring_to("Error", "parcel", &names("gone", 1)).await;
@@ -340,7 +340,7 @@ async fn what_was_undone_runs_again_as_a_new_operation_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() {
+async fn a_cancel_undoes_completed_steps_and_a_late_one_is_refused() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"hangRate": 1}))).await;
     let id = setup.request("parcel", "slow").await;
@@ -372,7 +372,7 @@ async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() 
 }
 
 #[tokio::test]
-async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do() {
+async fn a_cancel_of_an_unknown_id_is_kept() {
     let setup = Setup::new().await;
     let kept = "the id is unknown: the cancel is kept, and a later request with this id will end Cancelled";
     let asked = setup.ops("cancel ghost-1");

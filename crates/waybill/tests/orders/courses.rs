@@ -5,7 +5,7 @@ use crate::shop::{Member, Shop, wait_until, wait_until_or_say};
 const REQUESTS: &str = "waybill.operation-requests.v1";
 
 #[test]
-fn an_order_is_carried_out_whole_or_undone_whole() {
+fn an_order_is_completed_or_undone() {
     let Some(shop) = Shop::open() else { return };
     shop.order("1", &["--quantity", "2"]);
     shop.order("2", &["--token", "declined"]);
@@ -93,7 +93,7 @@ fn an_order_killed_before_its_commit_leaves_nothing() {
 }
 
 #[test]
-fn a_relay_that_dies_before_it_marks_what_it_sent_sends_the_same_request_again() {
+fn a_relay_killed_before_its_mark_sends_the_same_request_again() {
     let Some(mut shop) = Shop::open() else { return };
     shop.kill(Member::Relay);
     shop.order("1", &[]);

@@ -120,7 +120,7 @@ fn every_dead_letter_topic_with_the_prefix_is_listed_with_its_records() {
 }
 
 #[test]
-fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
+fn a_dead_letter_is_shown_in_full_and_exported_byte_for_byte() {
     let setup = Setup::new();
     let own: [(&str, Option<&[u8]>); 2] = [("traceparent", Some(b"00-1")), ("none", None)];
     setup.bury(REPLIES, 1, &own, POISON);

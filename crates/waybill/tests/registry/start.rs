@@ -158,7 +158,7 @@ async fn without_auto_register_a_start_names_the_command_that_helps() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_version_of_a_subject_is_followed_by_the_current_one() {
+async fn the_current_schema_is_registered_after_an_older_one() {
     let stub = Stub::start().await;
     let schema = schema_of(RecordKind::StepReply);
     let mut older: serde_json::Value = serde_json::from_str(schema.json).unwrap();

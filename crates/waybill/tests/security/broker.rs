@@ -249,7 +249,7 @@ async fn topics_that_a_token_may_not_describe_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_help() {
+async fn a_refused_login_of_a_command_names_the_flags() {
     let mut site = Site::new();
     let administrator = site.token("ops", "admin,read", "*");
     let up = site.up(&[]);

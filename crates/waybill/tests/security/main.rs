@@ -155,7 +155,7 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_change_count_without_a_restart() {
+async fn changed_files_take_effect_without_a_restart() {
     let mut site = Site::new();
     let old = site.token("old", "read", "*");
     let up = site.up(&[]);
@@ -181,7 +181,7 @@ async fn files_that_change_count_without_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_web_tokens_are_taken_as_their_keys_and_claims_say() {
+async fn json_web_tokens_are_accepted_by_keys_and_claims() {
     let mut site = Site::new();
     let signing = jwt::Signing::new();
     site.take_jwts(&signing);
@@ -257,7 +257,7 @@ fn a_created_token_is_printed_only_on_standard_error() {
 }
 
 #[test]
-fn broken_files_are_refused_at_the_start_with_their_place() {
+fn broken_files_are_refused_at_start_with_their_position() {
     let site = Site::new();
     site.break_tokens();
     let refused = site.run(&["config", "check"], None);

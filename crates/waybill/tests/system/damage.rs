@@ -17,7 +17,7 @@ const DELIVERIES: usize = 60;
 /// A block of rows is damaged while operations are running. Its operations cannot be read; all
 /// others continue, and new ones are accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_names_them() {
+async fn a_damaged_store_block_harms_only_its_operations() {
     let mut setup = Setup::new("partitions: 2\nscheduler: { handOffAfter: 10m }\n");
     let up = setup.up();
     setup.ready().await;
@@ -159,7 +159,7 @@ async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position()
 /// A request on disk becomes one that no client can decode, with a valid checksum. It goes to the
 /// dead-letter topic, and the requests after it are executed. The same holds after a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
+async fn an_undecodable_record_is_skipped_and_its_partition_continues() {
     let mut setup = Setup::new("partitions: 1\n");
     let up = setup.up();
     setup.ready().await;

@@ -73,7 +73,7 @@ fn as_sent(expression: &str) -> String {
 }
 
 #[test]
-fn every_dashboard_and_panel_says_what_it_is() {
+fn every_dashboard_and_panel_has_a_description() {
     let mut uids = BTreeSet::new();
     for dashboard in Dashboard::all() {
         let (name, json) = (&dashboard.name, &dashboard.json);
@@ -113,7 +113,7 @@ fn every_dashboard_and_panel_says_what_it_is() {
 }
 
 #[test]
-fn no_panel_lies_over_another_or_beside_the_page() {
+fn panels_do_not_overlap_and_fit_the_page() {
     for dashboard in Dashboard::all() {
         let mut taken = BTreeMap::new();
         for panel in dashboard.json["panels"]
@@ -187,7 +187,7 @@ fn grouped_by(expression: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn what_is_chosen_on_a_dashboard_is_a_label_of_a_metric_that_there_is() {
+fn dashboard_variables_are_labels_of_existing_metrics() {
     let known = catalogue::names();
     for dashboard in Dashboard::all() {
         let variables = dashboard.json["templating"]["list"].as_array();

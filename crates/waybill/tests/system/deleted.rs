@@ -23,8 +23,7 @@ const CONFIG: &str = "partitions: 2\n";
 const SKIP: &str = "skipDeletedRequests: true";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_never_skipped_silently()
- {
+async fn requests_deleted_before_consumption_are_never_skipped_silently() {
     const DELIVERIES: usize = 100;
     let mut setup = Setup::of_either_kind(CONFIG);
     let process = setup.up();
@@ -53,8 +52,7 @@ async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_nev
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_taken_for_the_old_ones()
- {
+async fn request_topics_recreated_before_consumption_are_refused() {
     const DELIVERIES: usize = 40;
     let mut setup = Setup::of_either_kind(CONFIG);
     let process = setup.up();
@@ -124,7 +122,7 @@ async fn steps_on_a_recreated_topic_of_an_agent_are_performed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() {
+async fn missing_partitions_of_an_agent_topic_block_only_their_steps() {
     const AGENT: &str = "package.requests";
     const DELIVERIES: usize = 24;
     let mut setup = Setup::of_either_kind(CONFIG);
@@ -223,8 +221,7 @@ async fn a_deleted_topic_of_an_agent_is_named_by_readiness_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_partitions_are_refused()
-{
+async fn requests_accepted_into_a_recreated_topic_are_kept() {
     const OLD: usize = 40;
     const NEW: usize = 160;
     const KEPT: &str = "keeping finished records";

@@ -169,7 +169,7 @@ fn is_alive(process: &mut Process) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() {
+async fn a_low_disk_refuses_new_requests_and_finishes_accepted_ones() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
@@ -208,7 +208,7 @@ async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() 
 
 /// The broker has its own disk, which is not full: the embedded store has to wait and continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
+async fn a_full_store_disk_ends_no_process() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
@@ -271,7 +271,7 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
 
 /// The whole `up` is on one disk: neither its broker nor its store can write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
+async fn a_process_on_a_full_disk_waits_and_recovers() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };

@@ -57,7 +57,7 @@ async fn explain_lag_names_what_holds_checkpoints_and_what_operations_wait_for()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
+async fn doctor_passes_a_healthy_system_and_finds_faults() {
     let mut setup = Setup::of_either_kind("partitions: 2\n");
     let up = setup.up();
     setup.ready().await;
@@ -142,7 +142,7 @@ steps:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_without_a_process_is_named_by_the_check_the_start_and_doctor() {
+async fn check_start_and_doctor_name_an_agent_without_a_process() {
     let mut setup = Setup::of_either_kind("");
     let file = setup.path("misspelt.yaml");
     std::fs::write(&file, MISSPELT).expect("the directory is writable");

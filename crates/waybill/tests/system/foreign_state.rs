@@ -10,7 +10,7 @@ use waybill_test_support::setup::{PATIENCE, Setup};
 use crate::{PARTITIONS, REQUESTS, deliver_all, is_remote, restart, schedulers};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_whose_state_is_gone_is_not_run_again_until_a_person_says_so() {
+async fn a_log_without_its_state_is_refused_until_an_operator_accepts_it() {
     const DELIVERIES: usize = 40;
     let mut setup = Setup::of_either_kind("partitions: 4\n");
     if setup.is_on_servers() {

@@ -44,7 +44,7 @@ fn verbs_of(history: &Value) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_new_one() {
+async fn a_refused_drone_undoes_the_delivery_and_it_can_be_resubmitted() {
     let (setup, _process) = up().await;
     setup.put_faults("drone", &json!({"refuseRate": 1})).await;
     let id = setup.deliver(&delivery("refused", false)).await;
@@ -77,7 +77,7 @@ async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_ne
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
+async fn a_delivery_is_cancelled_before_and_after_its_request() {
     let (setup, _process) = up().await;
     setup.put_faults("drone", &json!({"latencyMs": 1500})).await;
     let id = setup.deliver(&delivery("slow", false)).await;
@@ -112,7 +112,7 @@ async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
+async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
     let (setup, process) = up().await;
     setup.put_faults("drone", &json!({"refuseRate": 1})).await;
     setup
@@ -174,7 +174,7 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands() {
+async fn a_parked_operation_is_resumed_or_abandoned() {
     let (setup, _process) = up().await;
     setup.put_faults("account", &json!({"refuseRate": 1})).await;
     let mut ids = Vec::new();

@@ -20,7 +20,7 @@ const CONFIG: &str = "partitions: 4\nscheduler: { lease: 3s, leaseMargin: 300ms 
 const CLIENTS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shards_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
+async fn shards_are_split_and_merged_under_load() {
     const DELIVERIES: usize = 2_000;
     let mut setup = Setup::of_either_kind(CONFIG);
     let mut process = setup.up();
@@ -101,7 +101,7 @@ async fn a_new_store_starts_with_the_configured_shards_and_a_different_number_is
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_waits_is_left_to_the_shards_that_follow() {
+async fn waiting_operations_are_handed_over_to_the_next_shards() {
     const CROWD: usize = 300;
     let config = "partitions: 1\nscheduler: { inFlightMax: 8, lease: 3s, leaseMargin: 300ms }\n";
     let mut setup = Setup::of_either_kind(config);

@@ -131,7 +131,7 @@ async fn pending_requests_of_another_tenant_are_not_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_row_of_another_tenant_is_not_there() {
+async fn rows_of_another_tenant_are_not_found() {
     let guarded = Guarded::start().await;
     let (id, at) = made_for_acme(&guarded, DELIVERIES, delivery()).await;
     let taken = guarded.setup.records().pop().unwrap();
@@ -234,7 +234,7 @@ async fn one_id_of_two_callers_is_two_operations() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
+async fn another_tenant_is_refused_in_every_field() {
     let guarded = Guarded::start().await;
     let (id, _) = made_for_acme(&guarded, OPERATIONS, order("order-1", 1)).await;
     for (method, path, body) in askings(&id, "?tenant=acme") {
@@ -317,7 +317,7 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_that_comes_first_keeps_the_place_in_its_own_tenant_alone() {
+async fn an_early_cancel_applies_to_its_own_tenant_only() {
     let guarded = Guarded::start().await;
     let cancelled = guarded
         .ask("zeta", Method::DELETE, &format!("{DELIVERIES}/order-1"))

@@ -90,7 +90,7 @@ impl Prometheus {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_panel_shows_something_of_a_waybill_at_work() {
+async fn every_panel_shows_data_of_a_running_installation() {
     let mut setting = Setting::hasty();
     setting.more.push_str(NOBODY);
     let mut setup = setting.setup();

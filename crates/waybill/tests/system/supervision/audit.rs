@@ -44,7 +44,7 @@ fn configure(setup: &Setup, sections: &str, more: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends() {
+async fn an_operation_without_its_index_entry_is_found_and_woken() {
     // Longer than the audit needs, so that nothing else wakes the operation meanwhile.
     let mut setup = setup("2m");
     let up = setup.up();
@@ -115,7 +115,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
+async fn an_audit_counts_and_logs_an_unreadable_row_once() {
     // It does not become due meanwhile, because the sweep would count it too.
     let mut setup = hanging(Setup::new(""), "2m");
     let up = setup.up();
