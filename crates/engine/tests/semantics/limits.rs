@@ -399,7 +399,7 @@ fn finished_offsets_behind_a_waiting_request_are_remembered() {
         ..request(id(number))
     };
     for number in 0..30 {
-        fixture.request(of(number, "crowd"));
+        fixture.request(of(number, "backlog"));
     }
     for number in 0..10 {
         let other = number + 30;

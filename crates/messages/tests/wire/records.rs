@@ -479,11 +479,11 @@ fn a_failed_encoding_leaves_the_output_unchanged() {
             bytes_max: ASKED_BY_BYTES_MAX
         })
     );
-    let crowd = OwnerNotice {
+    let too_many = OwnerNotice {
         contacts: vec![Contact::new("tel:+1"); Contact::COUNT_MAX + 1],
         ..samples::owner_notice()
     };
-    let error = crowd.encode(&mut bytes).unwrap_err();
+    let error = too_many.encode(&mut bytes).unwrap_err();
     assert_eq!(
         error.to_string(),
         "contacts of the owner-notice has 5 values, more than 4"

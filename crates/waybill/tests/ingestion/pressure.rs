@@ -38,12 +38,12 @@ async fn every_concurrent_caller_is_refused() {
     let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     setup.cluster.broker_down(1).unwrap();
     // More requests than partitions: those of one partition wait for each other.
-    let crowd = (0..24).map(async |number| {
+    let requests = (0..24).map(async |number| {
         tokio::time::sleep(Duration::from_millis(30) * number).await;
         let response = setup.post(DELIVERIES, delivery()).send().await.unwrap();
         problem(response).await.0
     });
-    let statuses = futures_util::future::join_all(crowd).await;
+    let statuses = futures_util::future::join_all(requests).await;
     assert_eq!(statuses, [503; 24]);
     setup.ingestion.shutdown().await;
 }

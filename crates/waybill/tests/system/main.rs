@@ -8,13 +8,13 @@ mod dashboards;
 mod deleted;
 mod disk;
 mod doctor;
+mod fairness;
 mod foreign_state;
 mod least_limits;
 mod repair;
 mod repartitioning;
 mod shards;
 mod supervision;
-mod turns;
 mod upgrade;
 
 use std::sync::Arc;

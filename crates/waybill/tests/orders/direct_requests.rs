@@ -108,7 +108,7 @@ impl Setup {
         let consumer: BaseConsumer = self
             .client
             .clone()
-            .set("group.id", format!("strangers-{topic}-{count}"))
+            .set("group.id", format!("direct-requests-{topic}-{count}"))
             .set("auto.offset.reset", "earliest")
             .create()
             .unwrap();

@@ -1,4 +1,4 @@
-//! The courses of orders, also after a process was killed in the middle.
+//! The outcomes of orders, also after a process was killed in the middle.
 
 use crate::shop::{Member, Shop, wait_until, wait_until_or_say};
 
