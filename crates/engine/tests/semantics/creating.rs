@@ -7,7 +7,8 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    EPOCH, Fixture, OTHER_HASH, PARTITION, SHARD, T0, error, id, ms, owner, request, success, told,
+    EPOCH, Fixture, OTHER_HASH, PARTITION, SHARD, T0, error, id, ms, owner, request, success,
+    summary,
 };
 
 #[test]
@@ -146,7 +147,7 @@ fn one_batch_writes_an_operation_once_and_requests_only_its_last_step() {
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
@@ -160,7 +161,7 @@ fn a_callers_id_is_looked_up_first() {
     let mut of_caller = request(id(1));
     of_caller.id_origin = IdOrigin::Caller;
     fixture.request(of_caller);
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     fixture.load();
     assert_eq!(fixture.loaded, [id(1)]);
     assert_eq!(fixture.round().len(), 2);
@@ -226,7 +227,7 @@ fn events_wait_in_order_while_their_row_is_read() {
     fixture.load();
     assert_eq!(fixture.loaded, [id(1)], "one read serves all");
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
@@ -271,7 +272,7 @@ fn an_unknown_workflow_parks_the_operation() {
     unknown.workflow = "nope".to_owned();
     fixture.request(unknown);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "attention 0",
             "row Error created free",
@@ -307,7 +308,7 @@ fn new_operations_start_with_the_newest_version_and_old_ones_keep_theirs() {
     fixture.reply(id(2), success("a", 1));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processed created free a:Completed#1",
             "status 1 Final Processed",
@@ -358,7 +359,7 @@ fn a_record_that_is_read_twice_is_applied_once() {
         rerouted: false,
         request: OperationRequest::Create(request(id(2))),
     });
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.in_flight().operations, 1);
 }
 
@@ -400,7 +401,7 @@ fn conditions_read_outputs_and_a_skipped_step_does_not_block() {
     fixture.round();
     fixture.reply(id(1), success("a", 1));
     let commands = fixture.round();
-    assert_eq!(told(&commands)[1..], ["ask d#1 by 10000"]);
+    assert_eq!(summary(&commands)[1..], ["ask d#1 by 10000"]);
     let states: Vec<_> = fixture
         .state(id(1))
         .steps

@@ -3,7 +3,7 @@
 
 use waybill_engine::{Offset, ProcessState};
 
-use crate::fixture::{Fixture, id, ms, request, success, told};
+use crate::fixture::{Fixture, id, ms, request, success, summary};
 
 #[test]
 fn a_direct_reply_advances_its_operation_and_not_the_checkpoint() {
@@ -11,7 +11,7 @@ fn a_direct_reply_advances_its_operation_and_not_the_checkpoint() {
     fixture.request(request(id(1)));
     fixture.round();
     fixture.reply_directly(id(1), success("a", 1));
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     assert!(asked.last().unwrap().starts_with("ask b#1"), "{asked:?}");
     fixture.reply_directly(id(1), success("b", 1));
     fixture.round();
@@ -30,7 +30,7 @@ fn a_repeated_direct_reply_counts_once() {
     fixture.round();
     fixture.reply_directly(id(1), success("a", 1));
     fixture.reply_directly(id(1), success("a", 1));
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     let asks = asked.iter().filter(|line| line.starts_with("ask"));
     assert_eq!(asks.count(), 1, "{asked:?}");
     assert!(fixture.take().is_none());
@@ -51,6 +51,6 @@ fn a_direct_reply_to_a_handed_off_operation_waits_for_its_row() {
     fixture.reply_directly(id(1), success("a", 1));
     assert_eq!(fixture.engine.in_flight().loading, 1);
     fixture.load();
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     assert!(asked.last().unwrap().starts_with("ask b#1"), "{asked:?}");
 }

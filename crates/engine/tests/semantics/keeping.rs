@@ -6,7 +6,7 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    EPOCH, Fixture, HASH, T0, error, id, ms, owner, ownership, request, success, told,
+    EPOCH, Fixture, HASH, T0, error, id, ms, owner, ownership, request, success, summary,
 };
 
 fn transient() -> Outcome {
@@ -38,10 +38,10 @@ fn a_failed_attempt_is_repeated_after_its_wait_under_the_next_number() {
     assert!(T0 + ms(100) <= retry_at && retry_at <= T0 + ms(200));
     assert_eq!(fixture.engine.next_timer(), Some(retry_at));
     fixture.pass(ms(99));
-    assert_eq!(told(&fixture.round()), [""; 0], "not yet");
+    assert_eq!(summary(&fixture.round()), [""; 0], "not yet");
     fixture.pass(ms(101));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 10700 a:Running#2!1 b:NotStarted",
             "ask a#2 by 10200",
@@ -99,7 +99,7 @@ fn a_timeout_is_applied_after_the_grace_for_late_replies() {
     fixture.request(request(id(1)));
     fixture.round();
     fixture.pass(ms(10_499));
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     fixture.pass(ms(1));
     fixture.round();
     let step = &fixture.state(id(1)).steps[0];
@@ -124,7 +124,7 @@ fn no_timeout_is_applied_before_replies_are_caught_up() {
     fixture.round();
     fixture.pass(ms(20_000));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [""; 0],
         "both overdue, both held back"
     );
@@ -195,7 +195,7 @@ fn a_long_running_operation_is_handed_off_and_releases_the_checkpoint() {
     fixture.pass(ms(5_000));
     let batch = fixture.take().unwrap();
     assert_eq!(
-        told(&batch.commands),
+        summary(&batch.commands),
         [
             "index 10500",
             "attention 5000",
@@ -221,7 +221,7 @@ fn an_operation_that_waits_for_an_agent_leaves_memory_at_once() {
     fixture.reply(id(1), ("a".to_owned(), 1, refused));
     fixture.pass(ms(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 30000",
             "attention 1",
@@ -244,7 +244,10 @@ fn a_refused_step_request_does_not_throttle_its_agent() {
     fixture.reply(id(1), ("a".to_owned(), 1, refused));
     fixture.round();
     fixture.request(request(id(2)));
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask a#1 by 10000"
+    );
     assert_eq!(fixture.state(id(1)).failure_count, 0);
 }
 
@@ -258,7 +261,7 @@ fn an_index_entry_is_far_enough_ahead_to_be_swept() {
     assert!(fixture.state(id(1)).next_due.unwrap() < T0 + ms(5_200));
     fixture.pass(ms(10));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 6000",
             "attention 5000",
@@ -278,7 +281,7 @@ fn a_reply_during_a_hand_off_keeps_the_operation_and_releases_its_request() {
     fixture.reply(id(1), success("a", 1));
     let batch = fixture.take().unwrap();
     assert_eq!(
-        told(&batch.commands),
+        summary(&batch.commands),
         [
             "row Processing locked handed-off due 15501 a:Completed#1 b:Running#1",
             "ask b#1 by 15001",
@@ -291,7 +294,7 @@ fn a_reply_during_a_hand_off_keeps_the_operation_and_releases_its_request() {
     fixture.settle(batch.number);
     fixture.pass(ms(5_000));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 15501",
             "row Processing free handed-off due 15501 a:Completed#1 b:Running#1",
@@ -306,7 +309,7 @@ fn a_reply_resumes_a_handed_off_operation_without_new_requests() {
     fixture.reply(id(1), success("a", 1));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked handed-off due 15500 a:Completed#1 b:Running#1",
             "ask b#1 by 15000",
@@ -314,7 +317,7 @@ fn a_reply_resumes_a_handed_off_operation_without_new_requests() {
     );
     fixture.reply(id(1), success("b", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processed created free handed-off a:Completed#1 b:Completed#1",
             "status 1 Final Processed",
@@ -328,9 +331,9 @@ fn an_earlier_due_time_gets_a_new_index_entry() {
     fixture.now = T0 + ms(7_000);
     fixture.reply(id(1), ("a".to_owned(), 1, transient()));
     fixture.load();
-    let told = told(&fixture.round());
-    assert_eq!(told[0], "index 8000");
-    assert_eq!(told.len(), 2, "{told:?}");
+    let summary = summary(&fixture.round());
+    assert_eq!(summary[0], "index 8000");
+    assert_eq!(summary.len(), 2, "{summary:?}");
 }
 
 #[test]
@@ -340,7 +343,7 @@ fn a_wake_up_times_out_an_overdue_attempt_and_writes_a_new_entry() {
     let sequence = fixture.hint(T0 + ms(10_500), id(1));
     fixture.load();
     let batch = fixture.take().unwrap();
-    assert_eq!(told(&batch.commands)[0], "index 11500");
+    assert_eq!(summary(&batch.commands)[0], "index 11500");
     assert_eq!(fixture.state(id(1)).steps[0].state, StepState::TimedOut);
     assert_eq!(fixture.state(id(1)).locked_by, Some(owner(EPOCH)));
     assert_eq!(fixture.engine.checkpoint().at.recoveries, sequence);
@@ -355,7 +358,7 @@ fn a_superseded_wake_up_is_settled_without_a_write() {
     fixture.hint(T0 + ms(6_000), id(1));
     fixture.load();
     assert_eq!(fixture.engine.in_flight().operations, 0);
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(1));
 }
 
@@ -368,7 +371,7 @@ fn a_wake_up_of_a_resident_operation_writes_a_new_entry() {
     fixture.now = T0 + ms(10_500);
     fixture.hint(T0 + ms(10_500), id(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 15500",
             "row Processing locked handed-off due 15500 a:Completed#1 b:Running#1",
@@ -377,7 +380,11 @@ fn a_wake_up_of_a_resident_operation_writes_a_new_entry() {
     fixture.reply(id(1), success("b", 1));
     fixture.hint(T0 + ms(15_500), id(1));
     let batch = fixture.take().unwrap();
-    assert_eq!(told(&batch.commands).len(), 2, "final: no entry any more");
+    assert_eq!(
+        summary(&batch.commands).len(),
+        2,
+        "final: no entry any more"
+    );
     assert_eq!(
         fixture.engine.checkpoint().at.recoveries,
         Offset(1),
@@ -392,7 +399,7 @@ fn a_wake_up_of_an_unknown_or_final_operation_is_settled() {
     let mut fixture = Fixture::new();
     fixture.hint(T0, id(7));
     fixture.load();
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(1));
 }
 
@@ -406,12 +413,12 @@ fn an_owner_with_a_slow_clock_does_not_shorten_an_attempt() {
     fixture.request(request(id(1)));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Running#1 b:NotStarted",
             "ask a#1 by 10000",
         ],
-        "its agent may work until then, as it was told before"
+        "its agent may work until then, as requested before"
     );
     fixture.pass(ms(40_500));
     fixture.round();
@@ -428,7 +435,7 @@ fn a_new_owner_requests_running_attempts_again() {
     fixture.request(request(id(1)));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 13500 a:Running#1 b:NotStarted",
             "ask a#1 by 13000",
@@ -456,7 +463,7 @@ fn a_waiting_reply_saves_the_new_owner_a_repeated_request() {
     fixture.reply(id(1), success("a", 1));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
@@ -492,7 +499,7 @@ fn a_new_owner_repeats_the_same_records_of_a_final_operation() {
     fixture.load();
     let again = fixture.round();
     assert_eq!(
-        told(&again),
+        summary(&again),
         [
             "row Compensated created free a:Compensated#2!1 b:NotStarted",
             "failed refused",
@@ -517,7 +524,7 @@ fn a_repeated_request_of_an_announced_operation_is_ignored() {
     fixture.request(repeat);
     fixture.reply(id(1), success("b", 1));
     fixture.load();
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(
         (fixture.requests_checkpoint(), fixture.replies_checkpoint()),
         (2, 3)
@@ -533,7 +540,7 @@ fn running_branches_finish_and_no_step_begins_after_a_failure() {
     twins.workflow = "twins".to_owned();
     fixture.request(twins);
     assert_eq!(
-        told(&fixture.round())[1..],
+        summary(&fixture.round())[1..],
         ["ask a#1 by 10000", "ask b#1 by 10000"]
     );
     let refused = Outcome::Permanent {
@@ -564,7 +571,7 @@ fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence() {
         fixture.reply(id(1), success("a", 1));
     }
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Processing locked due 10700 a:Running#2!1 b:NotStarted"]
     );
     let step = &fixture.state(id(1)).steps[0];
@@ -613,7 +620,7 @@ fn a_step_requested_by_a_clock_an_hour_ahead_is_requested_again_after_the_correc
     fixture.now = T0;
     fixture.apply(Event::Tick);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 3610500 a:Running#1 b:NotStarted",
             "ask a#1 by 3610000",
@@ -623,14 +630,14 @@ fn a_step_requested_by_a_clock_an_hour_ahead_is_requested_again_after_the_correc
     assert!(fixture.rows[&id(1)].stamp > stamp, "stamps never go back");
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
         ]
     );
     fixture.pass(ms(5_000));
-    let handed_off = told(&fixture.round());
+    let handed_off = summary(&fixture.round());
     assert_eq!(
         handed_off[0], "index 10500",
         "no request is held for an hour"
@@ -650,7 +657,7 @@ fn a_retry_does_not_wait_for_a_corrected_time() {
     fixture.round();
     fixture.pass(ms(200));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 10700 a:Running#2!1 b:NotStarted",
             "ask a#2 by 10200",
@@ -782,7 +789,7 @@ fn a_refusal_to_an_earlier_owner_is_ignored() {
         },
     };
     fixture.apply(Event::DirectReply(refused(EPOCH)));
-    assert_eq!(told(&fixture.round()), [""; 0], "it was asked for again");
+    assert_eq!(summary(&fixture.round()), [""; 0], "it was asked for again");
     fixture.apply(Event::DirectReply(refused(EPOCH.next())));
     fixture.round();
     assert_eq!(fixture.state(id(1)).steps[0].state, StepState::NotStarted);

@@ -6,7 +6,7 @@ use waybill_engine::{
     Room, Source, Stamp,
 };
 
-use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
+use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, summary};
 
 fn record() -> Box<ForwardRecord> {
     Box::new(ForwardRecord {
@@ -84,7 +84,7 @@ fn without_a_stamp_below_the_limit_rows_wait_until_the_limit_rises() {
     fixture.apply(Event::StampLimit(Stamp(limit - 1)));
     assert_eq!(fixture.take(), None, "a limit never falls");
     fixture.apply(Event::StampLimit(Stamp(limit + 1)));
-    assert_eq!(told(&fixture.round()).len(), 2);
+    assert_eq!(summary(&fixture.round()).len(), 2);
 }
 
 #[test]
@@ -361,15 +361,18 @@ fn a_panic_parks_only_its_operation() {
     fixture.reply(id(1), ("a".to_owned(), 1, transient));
     fixture.reply(id(2), success("a", 1));
     fixture.load();
-    let told = told(&fixture.round());
-    assert_eq!(told[0], "attention 0");
-    assert!(told[1].starts_with("row Error created free"), "{told:?}");
+    let summary = summary(&fixture.round());
+    assert_eq!(summary[0], "attention 0");
     assert!(
-        told[2].starts_with("row Processing created locked"),
-        "{told:?}"
+        summary[1].starts_with("row Error created free"),
+        "{summary:?}"
+    );
+    assert!(
+        summary[2].starts_with("row Processing created locked"),
+        "{summary:?}"
     );
     assert_eq!(
-        told[3..],
+        summary[3..],
         [
             "failed internal-error",
             "alert operation-parked internal-error",

@@ -9,7 +9,7 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, reply, request, step, success, told,
+    Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, reply, request, step, success, summary,
     with_steps, workflows,
 };
 
@@ -53,7 +53,7 @@ fn compensation_failed() -> Fixture {
 fn requested_steps_are_undone_in_reverse_order() {
     let mut fixture = refused_at_b();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#1 b:Compensating#2!1",
             "undo b#2 by 10000",
@@ -61,7 +61,7 @@ fn requested_steps_are_undone_in_reverse_order() {
     );
     fixture.undo_reply(id(1), reply("b", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#2 b:Compensated#2!1",
             "undo a#2 by 10000",
@@ -69,7 +69,7 @@ fn requested_steps_are_undone_in_reverse_order() {
     );
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensated created free a:Compensated#2 b:Compensated#2!1",
             "status 1 Final Compensated refused",
@@ -95,7 +95,7 @@ fn an_undo_parked_for_an_unknown_workflow_continues_once_the_workflow_is_known()
     fixture.restart_knowing(workflows());
     fixture.recover(7, id(1), None, RecoveryVerb::Compensate { seen: None });
     fixture.load();
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     assert!(again.contains(&"undo a#2 by 10000".to_owned()), "{again:?}");
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     fixture.round();
@@ -138,7 +138,7 @@ fn a_step_of_unknown_outcome_is_undone_after_it_settles() {
     fixture.round();
     fixture.cancel(1);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 11000 a:Compensating#1 b:NotStarted"]
     );
     fixture.pass(ms(10_999));
@@ -148,15 +148,18 @@ fn a_step_of_unknown_outcome_is_undone_after_it_settles() {
     fixture.now = T0 + ms(11_999);
     fixture.hint(T0 + ms(11_999), id(1));
     fixture.load();
-    let told = told(&fixture.round());
-    assert!(told.contains(&"undo a#2 by 21999".to_owned()), "{told:?}");
+    let summary = summary(&fixture.round());
+    assert!(
+        summary.contains(&"undo a#2 by 21999".to_owned()),
+        "{summary:?}"
+    );
 }
 
 #[test]
 fn a_failed_undo_parks_the_operation_and_can_be_retried() {
     let mut fixture = compensation_failed();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "attention 0",
             "row CompensationFailed created free a:Failed#2?1 b:Compensated#2!1",
@@ -166,7 +169,7 @@ fn a_failed_undo_parks_the_operation_and_can_be_retried() {
     );
     fixture.recover(1, id(1), None, RecoveryVerb::RetryCompensation);
     fixture.load();
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     assert_eq!(again.last().unwrap(), "undo a#3 by 10000");
     assert!(
         again.iter().any(|line| line.starts_with("index")),
@@ -174,7 +177,7 @@ fn a_failed_undo_parks_the_operation_and_can_be_retried() {
     );
     fixture.undo_reply(id(1), reply("a", 3, undone()));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Compensated refused"
     );
     let history = &fixture.state(id(1)).history;
@@ -194,7 +197,7 @@ fn an_operator_reports_an_undone_step_and_the_compensation_continues() {
         fixture.load();
     }
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Compensated refused"
     );
     assert_eq!(fixture.state(id(1)).history.len(), 2, "a repeat is nothing");
@@ -235,7 +238,7 @@ fn a_recovery_of_a_superseded_attempt_is_ignored() {
     fixture.recover(1, id(1), None, retry(1));
     fixture.recover(2, id(1), None, retry(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Processing locked due 10655 a:TimedOut#1!1 b:NotStarted"],
         "the second finds that it is not due"
     );
@@ -243,7 +246,7 @@ fn a_recovery_of_a_superseded_attempt_is_ignored() {
     fixture.recover(3, id(1), None, retry(1));
     fixture.recover(4, id(1), None, retry(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 14200 a:Running#2!1 b:NotStarted",
             "ask a#2 by 13700",
@@ -278,7 +281,7 @@ fn an_early_cancel_wins_over_the_create() {
     fixture.cancel(1);
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Cancelled created free", "status 1 Final Cancelled"]
     );
     let mut create = request(id(1));
@@ -286,7 +289,7 @@ fn an_early_cancel_wins_over_the_create() {
     fixture.request(create.clone());
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Cancelled created free a:NotStarted b:NotStarted",
             "status 2 Final Cancelled",
@@ -296,7 +299,7 @@ fn an_early_cancel_wins_over_the_create() {
     fixture.request(create);
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["status 0 Rejected Error id-conflict"]
     );
     assert_eq!(fixture.requests_checkpoint(), 3);
@@ -312,7 +315,7 @@ fn a_cancel_of_a_final_operation_is_refused_with_a_status_for_the_caller() {
     fixture.cancel(1);
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processed created free a:Completed#1 b:Completed#1",
             "status 0 CancelRefused Processed final",
@@ -365,7 +368,7 @@ fn nothing_is_undone_after_a_completed_pivot() {
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
     fixture.cancel(1);
-    let commands = told(&fixture.round());
+    let commands = summary(&fixture.round());
     let refusal = "status 0 CancelRefused Processing past-pivot".to_owned();
     assert!(commands.contains(&refusal), "{commands:?}");
     assert_eq!(fixture.state(id(1)).state, ProcessState::Processing);
@@ -386,14 +389,14 @@ fn a_late_success_of_an_undone_step_is_undone() {
     assert_eq!(fixture.state(id(1)).state, ProcessState::Cancelled);
     fixture.reply(id(1), success("a", 1));
     fixture.load();
-    let reopened = told(&fixture.round());
+    let reopened = summary(&fixture.round());
     assert!(
         reopened.iter().any(|line| line.starts_with("undo a#3")),
         "{reopened:?}"
     );
     fixture.undo_reply(id(1), reply("a", 3, undone()));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Cancelled"
     );
 }
@@ -420,7 +423,7 @@ fn a_repeated_success_after_the_undo_began_is_undone_again() {
     fixture.round();
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#3 b:Compensated#2!1",
             "undo a#3 by 10000",
@@ -435,7 +438,7 @@ fn a_repeated_success_after_the_undo_began_is_undone_again() {
     for attempt in [3, 4] {
         fixture.reply(id(1), success("a", 1));
         fixture.load();
-        let reopened = told(&fixture.round());
+        let reopened = summary(&fixture.round());
         let undo = format!("undo a#{attempt} by 10000");
         assert_eq!(
             reopened.last(),
@@ -443,7 +446,7 @@ fn a_repeated_success_after_the_undo_began_is_undone_again() {
             "each copy of it is new evidence"
         );
         fixture.undo_reply(id(1), reply("a", attempt, undone()));
-        let ended = told(&fixture.round());
+        let ended = summary(&fixture.round());
         let status = format!("status {} Final Compensated refused", attempt - 1);
         assert_eq!(ended.last(), Some(&status));
     }
@@ -457,7 +460,7 @@ fn a_success_read_again_is_no_evidence() {
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), reply("b", 1, refused()));
     fixture.load();
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     assert_eq!(
         again.last().unwrap(),
         "status 1 Final Compensated refused",
@@ -483,7 +486,10 @@ fn a_direct_success_after_the_undo_began_is_undone_again() {
     let mut fixture = compensated();
     fixture.reply_directly(id(1), success("a", 1));
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "undo a#3 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "undo a#3 by 10000"
+    );
 }
 
 #[test]
@@ -495,7 +501,10 @@ fn a_repeated_attempt_settles_before_its_step_is_undone() {
     fixture.now = T0 + ms(2_000);
     fixture.request(request(id(1)));
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 12000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask a#1 by 12000"
+    );
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), reply("b", 1, refused()));
     let failed = fixture.round();
@@ -503,15 +512,18 @@ fn a_repeated_attempt_settles_before_its_step_is_undone() {
     fixture.round();
     fixture.undo_reply(id(1), reply("b", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 13000 a:Compensating#1 b:Compensated#2!1"],
         "the other copy may act until 12000, and a second after"
     );
     fixture.hint(T0 + ms(13_000), id(1));
     fixture.pass(ms(11_000));
     fixture.load();
-    let told = told(&fixture.round());
-    assert!(told.contains(&"undo a#2 by 23000".to_owned()), "{told:?}");
+    let summary = summary(&fixture.round());
+    assert!(
+        summary.contains(&"undo a#2 by 23000".to_owned()),
+        "{summary:?}"
+    );
 }
 
 #[test]
@@ -553,7 +565,7 @@ fn a_resubmitted_operation_continues_at_the_failed_step() {
     };
     fixture.recover(1, id(1), None, RecoveryVerb::Park { seen });
     assert_eq!(
-        told(&fixture.round())[2..],
+        summary(&fixture.round())[2..],
         [
             "alert operation-parked refused",
             "status 1 Final Error refused",
@@ -561,10 +573,13 @@ fn a_resubmitted_operation_continues_at_the_failed_step() {
     );
     fixture.recover(2, id(1), None, RecoveryVerb::Resubmit);
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask b#2 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask b#2 by 10000"
+    );
     fixture.reply(id(1), success("b", 2));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Processed"
     );
 }
@@ -694,9 +709,9 @@ fn a_reschedule_changes_inputs_until_a_step_uses_them() {
     });
     assert_eq!(input, Some(br#"{"weight":4}"#.to_vec()));
     fixture.amend(2, heavier(5));
-    let told = told(&fixture.round());
+    let summary = summary(&fixture.round());
     assert_eq!(
-        told.last().unwrap(),
+        summary.last().unwrap(),
         "status 0 RescheduleRefused Processing step-sent"
     );
 }
@@ -731,8 +746,8 @@ fn a_reschedule_precedes_its_create_by_position_only() {
             },
         );
         fixture.load();
-        let told = told(&fixture.round());
-        assert!(told.iter().any(|line| line == answer), "{told:?}");
+        let summary = summary(&fixture.round());
+        assert!(summary.iter().any(|line| line == answer), "{summary:?}");
     }
 }
 
@@ -742,10 +757,10 @@ fn a_caller_with_its_own_topic_gets_each_step_status_in_order() {
     let mut request = request(id(1));
     request.reply_to = Some("acme.status".to_owned());
     fixture.request(request);
-    let mut statuses = told(&fixture.round());
+    let mut statuses = summary(&fixture.round());
     for step in ["a", "b"] {
         fixture.reply(id(1), success(step, 1));
-        statuses.extend(told(&fixture.round()));
+        statuses.extend(summary(&fixture.round()));
     }
     statuses.retain(|line| line.starts_with("status"));
     assert_eq!(
@@ -793,9 +808,9 @@ fn a_completed_step_that_cannot_be_undone_needs_an_operator() {
     fixture.reply(id(1), reply("a", 2, refused()));
     let failed = fixture.round();
     fixture.decide(&failed);
-    let told = told(&fixture.round());
+    let summary = summary(&fixture.round());
     let parked = "status 1 Final CompensationFailed manual-undo-needed";
-    assert_eq!(told.last().unwrap(), parked);
+    assert_eq!(summary.last().unwrap(), parked);
 }
 
 #[test]
@@ -806,9 +821,9 @@ fn an_undo_that_fails_again_raises_another_alert() {
     fixture.load();
     fixture.round();
     fixture.undo_reply(id(1), reply("a", 3, refused()));
-    let told = told(&fixture.round());
+    let summary = summary(&fixture.round());
     assert_eq!(
-        told[told.len() - 2..],
+        summary[summary.len() - 2..],
         [
             "alert compensation-failed refused",
             "status 2 Final CompensationFailed refused",
@@ -838,7 +853,7 @@ fn steps_that_run_beside_a_failure_still_complete() {
     fixture.round();
     fixture.reply(id(1), success("a", 2));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Processed"
     );
 }
