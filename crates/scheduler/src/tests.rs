@@ -63,7 +63,7 @@ impl Faulty {
         match fault {
             None => true,
             Some(Fault::Unknown) => false,
-            Some(Fault::Panics) => panic!("as it was told to"),
+            Some(Fault::Panics) => panic!("the configured fault"),
             Some(Fault::Silent) => std::future::pending().await,
             Some(Fault::Held) => {
                 let permit = self.let_go.acquire().await;

@@ -49,12 +49,12 @@ impl Fixture {
 
     /// A dynamic member gets its id and joins with it.
     fn ask_join_anew(&mut self) -> (StrBytes, oneshot::Receiver<JoinAnswer>) {
-        let told = self
+        let answer = self
             .ask_join(join(&StrBytes::new(), None))
             .try_recv()
             .unwrap();
-        let Err((ResponseError::MemberIdRequired, id)) = told else {
-            panic!("{told:?}")
+        let Err((ResponseError::MemberIdRequired, id)) = answer else {
+            panic!("{answer:?}")
         };
         let answered = self.ask_join(join(&id, None));
         (id, answered)
@@ -321,9 +321,9 @@ fn members_without_a_common_protocol_are_refused() {
     f.two_stable();
     let mut other = join(&StrBytes::new(), None);
     other.protocols[0].0 = StrBytes::from_static_str("sticky");
-    let told = f.ask_join(other).try_recv().unwrap();
+    let answer = f.ask_join(other).try_recv().unwrap();
     assert!(matches!(
-        told,
+        answer,
         Err((ResponseError::InconsistentGroupProtocol, _))
     ));
 }
@@ -336,8 +336,11 @@ fn a_full_group_accepts_no_other_member() {
         .try_recv()
         .unwrap()
         .unwrap();
-    let told = f.ask_join(join(&StrBytes::new(), None)).try_recv().unwrap();
-    assert!(matches!(told, Err((ResponseError::GroupMaxSizeReached, _))));
+    let answer = f.ask_join(join(&StrBytes::new(), None)).try_recv().unwrap();
+    assert!(matches!(
+        answer,
+        Err((ResponseError::GroupMaxSizeReached, _))
+    ));
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl Scene {
             return Ok(true);
         };
         let synced = tokio::time::timeout(BOUND, self.partition.synced(sync_to));
-        Ok(synced.await.expect("it is told"))
+        Ok(synced.await.expect("the sync has an outcome"))
     }
 
     fn read(&self) -> Result<usize, ReadError> {

@@ -184,7 +184,7 @@ fn numbered(sequence: i32) -> bytes::Bytes {
 /// Whether `partition` is synced up to `offset`.
 async fn is_synced(partition: &Partition, offset: i64) -> bool {
     let synced = tokio::time::timeout(BOUND, partition.synced(offset));
-    synced.await.expect("it is told")
+    synced.await.expect("the sync has an outcome")
 }
 
 fn synced() -> TopicConfig {
@@ -239,7 +239,7 @@ async fn a_batch_not_synced_on_a_full_disk_is_rewritten_before_it_is_acknowledge
         assert!(is_synced(&new, 3).await);
         assert!(
             !is_synced(&old, 2).await,
-            "that one was told once and for all"
+            "its outcome was already reported"
         );
         assert_eq!(scene.topics.totals().0, 3 * numbered(0).len() as u64);
         scene.topics.close().unwrap();

@@ -179,8 +179,8 @@ fn a_poll_without_records_sleeps_until_its_timeout(fixture: &Fixture) {
 
 /// The CPU time of this thread so far, on Linux.
 fn thread_cpu() -> Option<Duration> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let nanos = told.split_whitespace().next()?.parse().ok()?;
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let nanos = schedstat.split_whitespace().next()?.parse().ok()?;
     Some(Duration::from_nanos(nanos))
 }
 
@@ -247,16 +247,16 @@ fn each_partition_without_its_offset_is_reported(fixture: &Fixture) {
         (&topic, PartitionId(2), Offset(9)),
     ];
     consumer.add(&beyond).unwrap();
-    let told = match read_to_error(&consumer) {
+    let reported = match read_to_error(&consumer) {
         PollError::OffsetOutOfRange(partitions) => partitions,
         other => panic!("{other:?}"),
     };
-    let mut told: Vec<_> = told
+    let mut reported: Vec<_> = reported
         .iter()
         .map(|of| (of.partition.0, of.offset.0))
         .collect();
-    told.sort_unstable();
-    assert_eq!(told, [(1, 7), (2, 9)]);
+    reported.sort_unstable();
+    assert_eq!(reported, [(1, 7), (2, 9)]);
 }
 
 fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(fixture: &Fixture) {

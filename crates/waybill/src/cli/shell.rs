@@ -42,7 +42,7 @@ mod tests {
             let script = Cli::completions(*shell);
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                assert!(script.contains(name), "{shell} is not told of {name}");
+                assert!(script.contains(name), "the script for {shell} lacks {name}");
             }
         }
     }

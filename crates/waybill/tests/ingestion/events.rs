@@ -141,12 +141,12 @@ async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
         (&first["type"], &first["state"]),
         (&json!("step"), &json!("Completed"))
     );
-    let told_all = setup
+    let resumed_at_end = setup
         .http
         .get(setup.url(&path))
         .header("last-event-id", last);
     assert_eq!(
-        told_all.send().await.unwrap().status(),
+        resumed_at_end.send().await.unwrap().status(),
         StatusCode::NO_CONTENT
     );
     setup.ingestion.shutdown().await;

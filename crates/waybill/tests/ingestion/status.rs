@@ -210,8 +210,8 @@ async fn an_invented_location_is_not_found() {
         format!("{id}?at=99-0-{hash}"),
         format!("{id}/events?at={partition}-7-{hash}"),
     ] {
-        let (status, told) = setup.get(&format!("{OPERATIONS}/{made_up}")).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{made_up}: {told}");
+        let (status, problem) = setup.get(&format!("{OPERATIONS}/{made_up}")).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{made_up}: {problem}");
     }
     let (_, pending) = setup.get(&location).await;
     assert_eq!(pending["request"]["deliveryId"], id.to_string());

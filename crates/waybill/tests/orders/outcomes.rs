@@ -43,7 +43,7 @@ fn an_order_is_completed_or_undone() {
     ] {
         shop.wait_for_status(id, status);
         let query = format!("SELECT split_part(reason, ':', 1) FROM orders WHERE id = '{id}'");
-        wait_until(&format!("the reason of order {id} is told"), || {
+        wait_until(&format!("the reason of order {id} is stored"), || {
             shop.postgres.ask(&query) == reason
         });
         assert_eq!(shop.ledger(id), ledger, "order {id}");
@@ -142,8 +142,8 @@ fn a_listener_killed_before_it_stores_an_event_receives_it_again() {
     let query = "SELECT count(*) >= 5 AND count(*) = max(sequence) FROM news";
     let by = "SELECT string_agg(sequence || ' by ' || topic, ', ' ORDER BY sequence) FROM news";
     wait_until_or_say(
-        "all is told",
+        "all states are stored",
         || shop.postgres.ask(query) == "t",
-        || format!("told: {}\n{}", shop.postgres.ask(by), shop.logs()),
+        || format!("stored: {}\n{}", shop.postgres.ask(by), shop.logs()),
     );
 }

@@ -144,7 +144,7 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
     }
 
     let output = up.stop();
-    assert!(output.contains("TRACE"), "all was told that is ever told");
+    assert!(output.contains("TRACE"), "the log has trace lines");
     let key = "every user of this machine can read the file with the key of a listener";
     assert!(output.contains(key));
     for secret in ["wb_", &submit.text, &operator.text, &stranger.text] {

@@ -105,7 +105,7 @@ async fn doctor_passes_a_healthy_system_and_finds_faults() {
     setup.deliver_each(bodies).await;
     setup
         .eventually(
-            "the breaker of the service that fails is told of",
+            "doctor reports the breaker of the failing service",
             async || {
                 let output = run(&setup, &["doctor"]);
                 let mut findings = json_lines(&output).into_iter();

@@ -185,11 +185,11 @@ async fn a_repair_of_a_truncated_log_never_reuses_its_offsets() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(20 * batch_bytes() as u64 + 7).unwrap();
     let found = repair_logs(dir.path(), None, None, true).unwrap();
-    let told: Vec<_> = found
+    let reported: Vec<_> = found
         .iter()
         .map(|repair| (repair.first_offset, repair.records, repair.bytes))
         .collect();
-    assert_eq!(told, [(20, 10, 7)]);
+    assert_eq!(reported, [(20, 10, 7)]);
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
     let locked = repair_logs(dir.path(), None, None, true).unwrap_err();
@@ -216,11 +216,11 @@ async fn a_dry_run_of_a_repair_creates_nothing() {
             fs::remove_file(&missing).unwrap();
         }
         let found = repair_logs(dir.path(), None, None, false).unwrap();
-        let told: Vec<_> = found
+        let reported: Vec<_> = found
             .iter()
             .map(|repair| (repair.first_offset, repair.records, repair.bytes))
             .collect();
-        assert_eq!(told, [(0, 30, 0)]);
+        assert_eq!(reported, [(0, 30, 0)]);
         assert!(!missing.exists(), "{} is made", missing.display());
     }
     repair_logs(dir.path(), None, None, true).unwrap();
@@ -269,11 +269,11 @@ async fn a_repair_keeps_valid_batches_after_a_damaged_one_with_false_headers() {
     );
 
     let found = repair_logs(dir.path(), None, None, true).unwrap();
-    let told: Vec<_> = found
+    let reported: Vec<_> = found
         .iter()
         .map(|repair| (repair.first_offset, repair.records))
         .collect();
-    assert_eq!(told, [(3, 1)]);
+    assert_eq!(reported, [(3, 1)]);
     let offsets: Vec<_> = kept(dir.path(), 6)
         .await
         .into_iter()

@@ -78,9 +78,9 @@ impl Run {
             self.fail(Rule::NotAnnounced, id, || format!("{state:?}"));
         }
         let has_an_owner = !row.created.notify.is_empty();
-        let told = self.judge.notices.get(&event("owner", state.sequence));
-        if has_an_owner && told.is_none_or(|notice| notice.state != state.state) {
-            self.fail(Rule::OwnerNotTold, id, || format!("{state:?}"));
+        let notice = self.judge.notices.get(&event("owner", state.sequence));
+        if has_an_owner && notice.is_none_or(|notice| notice.state != state.state) {
+            self.fail(Rule::OwnerNotNotified, id, || format!("{state:?}"));
         }
         let failed = event("failed", state.failed_count);
         if state.error.is_some() && !self.judge.failed.contains_key(&failed) {
