@@ -186,7 +186,11 @@ mod tests {
             let monotonic = monotonic + Duration::from_secs(monotonic_s);
             suspensions.compare(monotonic, boot + Duration::from_secs(boot_s))
         };
-        assert_eq!(look(100, 100), None, "it stood still, and counted");
+        assert_eq!(
+            look(100, 100),
+            None,
+            "it was suspended, and the clock counted"
+        );
         assert_eq!(look(101, 3_701), Some(Duration::from_secs(3_600)));
         assert_eq!(look(102, 3_702), None);
     }

@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(of("auto", 100), 5 * 1024);
         assert_eq!(of("auto", 4000), 16 * 1024);
         assert_eq!(of("10%", 100), 10 * 1024);
-        assert_eq!(of("2GiB", 1), 2048, "as it stands");
+        assert_eq!(of("2GiB", 1), 2048, "unchanged");
         for text in ["auto", "5%", "0%", "512MiB", "0B"] {
             assert_eq!(text.parse::<FreeMin>().unwrap().to_string(), text);
         }

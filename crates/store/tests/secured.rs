@@ -95,10 +95,7 @@ impl Site {
         let error = CqlStore::check(config).await.unwrap_err();
         let message = error_chain(&error);
         for secret in [&self.password, "hunter2"] {
-            assert!(
-                !message.contains(secret),
-                "a password stands in {message:?}"
-            );
+            assert!(!message.contains(secret), "a password is in {message:?}");
         }
         message
     }

@@ -181,8 +181,8 @@ async fn a_refused_undo_keeps_its_effect() {
         let refused = site.send("DELETE", path, key, json!(null)).await;
         assert_eq!(code(refused).await, (409, "undo-refused".to_owned()));
     }
-    let stands = site.send("GET", path, "op-2/drone", json!(null)).await;
-    assert_eq!(stands.status(), StatusCode::OK);
+    let probed = site.send("GET", path, "op-2/drone", json!(null)).await;
+    assert_eq!(probed.status(), StatusCode::OK);
     let again = site.send("DELETE", path, "op-1/drone", json!(null)).await;
     assert_eq!(again.status(), StatusCode::NO_CONTENT);
     assert_eq!(site.all_entries("op-3").await, []);

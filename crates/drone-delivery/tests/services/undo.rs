@@ -103,9 +103,9 @@ async fn every_effect_is_probed_and_undone_at_its_service() {
         let made = site.send("PUT", path, &key, locations("a", "remote")).await;
         assert_eq!(made.status(), StatusCode::CREATED);
         for _ in 0..2 {
-            let stands = probe().await;
-            assert_eq!(stands.status(), StatusCode::OK);
-            assert_eq!(stands.headers()["content-type"], "application/json");
+            let probed = probe().await;
+            assert_eq!(probed.status(), StatusCode::OK);
+            assert_eq!(probed.headers()["content-type"], "application/json");
         }
         assert_eq!(
             made.bytes().await.expect("a body"),

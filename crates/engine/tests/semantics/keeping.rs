@@ -286,7 +286,7 @@ fn a_reply_during_a_hand_off_keeps_the_operation_and_releases_its_request() {
             "row Processing locked handed-off due 15501 a:Completed#1 b:Running#1",
             "ask b#1 by 15001",
         ],
-        "the entry at 10500 still stands, before it is due"
+        "the entry at 10500 is kept until it is due"
     );
     fixture.settle(hand_off.number);
     assert_eq!(fixture.engine.in_flight().operations, 1);

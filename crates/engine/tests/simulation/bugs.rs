@@ -112,7 +112,7 @@ impl Bug {
                 "A shard of a new layout begins before those that it follows were taken"
             }
             Self::MergeAtHighest => {
-                "A shard that merges others begins where the one stood that was furthest"
+                "A merged shard begins at the highest of its parents' checkpoints"
             }
         }
     }

@@ -151,10 +151,7 @@ fn the_same_seed_gives_the_same_run() {
 
 /// A number from the environment.
 fn setting(name: &str) -> Option<u64> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "which seeds to run is a question to whoever runs the test"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the developer chooses the seeds")]
     let value = std::env::var(name).ok()?;
     Some(
         value

@@ -26,7 +26,7 @@ fn every_planted_bug_is_caught_as_documented() {
         let row = row_of(bug, &caught);
         #[expect(
             clippy::disallowed_macros,
-            reason = "the table is for whoever writes the docs"
+            reason = "the table is copied into the docs"
         )]
         {
             println!("{row}");

@@ -208,7 +208,7 @@ impl Run {
                 let micros = self.rng.between(1_000, 5_000_000);
                 self.owners[index].paused_until = self.now + Duration::from_micros(micros);
                 self.owners[index].was_paused = true;
-                self.note_all(|| format!("owner {index} stands still for {micros} µs"));
+                self.note_all(|| format!("owner {index} is paused for {micros} µs"));
                 false
             }
             2 if self.plan.owner_stops > 0 && self.owners[index].engine.is_some() => {

@@ -133,7 +133,7 @@ impl Run {
         if self.rng.chance(40) {
             supervisor.paused_until = self.now + Duration::from_micros(micros);
             let at = supervisor.paused_until;
-            self.note_all(|| format!("supervisor {index} stands still for {micros} µs"));
+            self.note_all(|| format!("supervisor {index} is paused for {micros} µs"));
             self.queue.push(at, what);
             return None;
         }

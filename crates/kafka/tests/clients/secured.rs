@@ -294,9 +294,6 @@ fn error_chain(error: &(dyn Error + 'static)) -> String {
 fn assert_no_secret(site: &Site, message: &str) {
     let [own, guest] = ["kafka", "guest"].map(|user| site.password(user));
     for secret in ["hunter2", &own, &guest] {
-        assert!(
-            !message.contains(secret),
-            "a password stands in {message:?}"
-        );
+        assert!(!message.contains(secret), "a password is in {message:?}");
     }
 }

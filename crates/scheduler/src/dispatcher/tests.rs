@@ -248,7 +248,7 @@ fn a_step_without_its_partition_is_not_attempted_and_blocks_no_other() {
             asker, reply, why, ..
         }) = fixture.inputs.recv_timeout(PATIENCE)
         else {
-            panic!("the loop does not hear of it");
+            panic!("the loop gets no report");
         };
         assert_eq!(asker.shard, self::asker().shard);
         assert!(

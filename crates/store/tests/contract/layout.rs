@@ -72,9 +72,9 @@ pub async fn of_eight_contenders_exactly_one_replaces_the_layout(subject: &impl 
         winners.extend(contender.await.unwrap());
     }
     assert_eq!(winners.len(), 1, "{winners:?}");
-    let stands = store.layout().await.unwrap();
-    assert_eq!(stands.as_ref(), winners.first());
-    assert_ne!(stands, seen);
+    let stored = store.layout().await.unwrap();
+    assert_eq!(stored.as_ref(), winners.first());
+    assert_ne!(stored, seen);
     let (seen, one) = next(&*store, 1).await;
     assert!(store.set_layout(seen, one).await.unwrap());
 }

@@ -71,7 +71,7 @@ impl Overheard {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let bytes = Arc::new(Mutex::new(Vec::new()));
-        let (server, heard) = (server.to_owned(), bytes.clone());
+        let (server, received) = (server.to_owned(), bytes.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
@@ -80,11 +80,11 @@ impl Overheard {
                 tokio::spawn(
                     async move { tokio::io::copy(&mut from_server, &mut to_client).await },
                 );
-                let heard = heard.clone();
+                let received = received.clone();
                 tokio::spawn(async move {
                     let mut buffer = vec![0; 16 * 1024];
                     while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
-                        heard.lock().unwrap().extend_from_slice(&buffer[..read]);
+                        received.lock().unwrap().extend_from_slice(&buffer[..read]);
                         if to_server.write_all(&buffer[..read]).await.is_err() {
                             break;
                         }

@@ -156,8 +156,8 @@ async fn start(
         Role::Scheduler => {
             let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
-            let stands = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stands)?;
+            let stored = dependencies.partition_map.layout().scheme();
+            let own = shards_of_this_process(config, environment, stored)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let direct = match config.agents.transport {
                 AgentTransport::Direct => {
@@ -201,8 +201,8 @@ async fn start(
             if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }
-            let stands = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stands)?;
+            let stored = dependencies.partition_map.layout().scheme();
+            let own = shards_of_this_process(config, environment, stored)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,

@@ -80,15 +80,10 @@ async fn a_scheduler_paused_past_its_lease_does_no_harm() {
     let setup = [ingestion.setup.clone()];
     let freeze = || frozen.freeze();
     let mut ids = deliver_while(&setup, "frozen", 3 * DELIVERIES, freeze).await;
-    ready_after(
-        &next,
-        "a takeover from a scheduler that stands still",
-        frozen_at,
-    )
-    .await;
+    ready_after(&next, "a takeover from a paused scheduler", frozen_at).await;
     let thaw = || frozen.thaw();
     ids.extend(deliver_while(&setup, "thawed", 3 * DELIVERIES, thaw).await);
-    let gives_way = "who stood still waits as a candidate or has ended";
+    let gives_way = "the paused scheduler waits as a candidate or has ended";
     ingestion
         .setup
         .eventually(gives_way, async || {

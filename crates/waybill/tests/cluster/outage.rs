@@ -135,7 +135,7 @@ async fn a_broker_paused_for_longer_than_sessions_ends_no_process() {
     all_end_without_a_person(&ingestion.setup, &ids).await;
     for member in &mut members {
         member.setup.ready().await;
-        assert!(!member.has_ended(), "nobody ended by himself");
+        assert!(!member.has_ended(), "no process ended");
     }
     drop((services, ingestion, members, cassandra));
 }

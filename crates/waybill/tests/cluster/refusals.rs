@@ -30,9 +30,9 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
         assert!(!refused.status.success(), "{role}: {refused:?}");
         let said = text(&refused);
         let what = format!("has {wanted} partitions, not {PARTITIONS}");
-        let mend = format!("waybill topics grow --partitions {wanted}");
+        let fix = format!("waybill topics grow --partitions {wanted}");
         assert!(
-            said.contains(&what) && said.contains(&mend),
+            said.contains(&what) && said.contains(&fix),
             "{role}: {said}"
         );
     }

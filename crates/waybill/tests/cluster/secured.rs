@@ -178,12 +178,12 @@ impl Site {
     fn assert_no_secret(&self, text: &str) {
         for file in ["kafka-password", "guest-password", "cql-password"] {
             let secret = std::fs::read_to_string(self.secret(file)).unwrap();
-            assert!(!text.contains(secret.trim()), "{file} stands in {text}");
+            assert!(!text.contains(secret.trim()), "{file} is in {text}");
         }
         let key = std::fs::read_to_string(self.secret("client-key.pem")).unwrap();
         let line = key.lines().nth(1).expect("a key has lines");
-        assert!(!text.contains(line), "the key stands in {text}");
-        assert!(!text.contains("hunter2"), "a password stands in {text}");
+        assert!(!text.contains(line), "the key is in {text}");
+        assert!(!text.contains("hunter2"), "a password is in {text}");
     }
 
     /// Removes topics, keyspace and user. Drop all processes first.

@@ -101,7 +101,7 @@ async fn kills_and_pauses_lose_and_duplicate_no_delivery() {
         .into_iter()
         .chain(others)
     {
-        assert!(!member.has_ended(), "nobody ended by himself");
+        assert!(!member.has_ended(), "no process ended");
         member.setup.ready().await;
         member.terminate();
     }

@@ -152,7 +152,7 @@ async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
 
     setup.reset_faults("package").await;
     setup.reset_faults("drone").await;
-    let why = json!({"reason": "the service is mended", "by": "kim"});
+    let why = json!({"reason": "the service is repaired", "by": "kim"});
     setup.verb(&id, "retry-compensation", why).await;
     let shown = setup.reaches(&id, "Compensated").await;
     assert_eq!(setup.balance(&id).await.0, Vec::<String>::new());
@@ -163,7 +163,7 @@ async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
         (
             &json!("retry-compensation"),
             &json!("kim"),
-            &json!("the service is mended")
+            &json!("the service is repaired")
         )
     );
     let (_, page) = setup.request(Method::GET, list, None).await;
@@ -214,5 +214,9 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
         .await;
     let (_, page) = setup.request(Method::GET, "/v1/operations", None).await;
     assert_eq!(page["items"], json!([]), "nothing waits for a person");
-    assert_eq!(setup.balance(&ids[1]).await.0, ["package"], "as it stands");
+    assert_eq!(
+        setup.balance(&ids[1]).await.0,
+        ["package"],
+        "its effects remain"
+    );
 }

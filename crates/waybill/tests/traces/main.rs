@@ -95,7 +95,7 @@ impl Setup {
         assert_eq!(answer.status(), StatusCode::OK);
     }
 
-    async fn mend_service(&self, service: &str) {
+    async fn restore_service(&self, service: &str) {
         let url = self.url("services", &format!("/faults/{service}"));
         let answer = self.http.delete(url).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
@@ -276,7 +276,7 @@ async fn retries_restarts_and_undos_stay_in_the_trace() {
     setup
         .break_service("drone", json!({"refuseRate": 1.0}))
         .await;
-    setup.mend_service("account").await;
+    setup.restore_service("account").await;
     let wanted = |spans: &[Received]| {
         let is_undone = |span: &Received| {
             span.name == "process waybill.package.requests.v1"

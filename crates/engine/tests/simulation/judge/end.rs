@@ -131,14 +131,14 @@ impl Run {
 
     fn judge_processed(&mut self, row: &OperationRow, workflow: &Workflow) {
         for (index, progress) in row.state.steps.iter().enumerate() {
-            let stands = self.services.stands(row.id, index);
+            let exists = self.services.exists(row.id, index);
             let has_effect = workflow.steps()[index].undo != Undo::Nothing;
             let should = progress.state == StepState::Completed && has_effect;
             let is_right = matches!(progress.state, StepState::Completed | StepState::Skipped)
-                && stands == should;
+                && exists == should;
             if !is_right {
                 self.fail(Rule::WrongEffects, row.id, || {
-                    format!("step {index}, whose effect stands: {stands}, is {progress:?}")
+                    format!("step {index}, whose effect exists: {exists}, is {progress:?}")
                 });
             }
         }
@@ -153,7 +153,7 @@ impl Run {
             let is_excused = workflow.steps()[effect.step].undo == Undo::Impossible
                 && effect.has_copies
                 && !is_known;
-            effect.stands && !is_excused
+            effect.exists && !is_excused
         });
         if let Some(step) = standing.map(|effect| effect.step) {
             let state = row.state.clone();

@@ -225,7 +225,7 @@ async fn one_id_of_two_callers_is_two_operations() {
         assert_eq!((status, &view["id"]), (200, &json!(id)), "{who}");
     }
     let (status, _) = guarded.get("all", &format!("{OPERATIONS}/order-1")).await;
-    assert_eq!(status, 404, "whoever may see all says whose it is");
+    assert_eq!(status, 404, "a caller for all tenants must name the tenant");
     let (_, view) = guarded
         .get("all", &format!("{OPERATIONS}/order-1?tenant=zeta"))
         .await;
@@ -281,7 +281,7 @@ async fn another_tenant_is_refused_in_every_field() {
     assert_eq!(
         response.status(),
         202,
-        "whoever may act for all may name any"
+        "a caller for all tenants may name any"
     );
 
     // Each line of a batch is authorized separately.

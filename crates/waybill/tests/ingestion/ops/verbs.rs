@@ -15,7 +15,7 @@ async fn verbs_become_recoveries_with_requester_and_reason() {
     let (error, undo) = (id_of("error"), id_of("undo"));
     setup.write(parked(error, Action::Run)).await;
     setup.write(parked(undo, Action::Compensate)).await;
-    let body = json!({"reason": "mended", "by": "kim"});
+    let body = json!({"reason": "repaired", "by": "kim"});
     let undone = json!({"reason": "by hand", "by": "kim", "step": "one"});
     let asked = [
         (error, "resubmit", &body, RecoveryVerb::Resubmit),
