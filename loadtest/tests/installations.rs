@@ -209,7 +209,7 @@ fn an_interrupted_run_reports_the_results_so_far() {
         .expect("the program was built");
     let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
     let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
-    assert!(matches!(under_way, Some(Ok(_))), "it tells of its progress");
+    assert!(matches!(under_way, Some(Ok(_))), "it reports its progress");
     let interrupt = format!("kill -INT {}", run.id());
     let status = Command::new("sh").args(["-c", &interrupt]).status();
     assert!(status.is_ok_and(|status| status.success()));
@@ -250,7 +250,7 @@ fn a_run_fails_at_once_if_waybill_exits() {
         .expect("the program was built");
     let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
     let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
-    assert!(matches!(under_way, Some(Ok(_))), "it tells of its progress");
+    assert!(matches!(under_way, Some(Ok(_))), "it reports its progress");
     let status = Command::new("sh")
         .args(["-c", &format!("kill -KILL {}", child_named("up", run.id()))])
         .status();

@@ -39,7 +39,7 @@ impl Gated {
 impl Handler for Gated {
     fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
         async {
-            assert!(&*call.request.step != "panic", "as it was asked to");
+            assert!(&*call.request.step != "panic", "the scripted panic");
             self.entered.fetch_add(1, Ordering::Relaxed);
             self.gate.acquire().await.expect("it stays open").forget();
             success(vec![("did".to_owned(), call.request.step.to_string())])

@@ -354,7 +354,7 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
         panic!("it was attempted: {answer:?}");
     };
     assert_eq!(error.code, "owner-superseded");
-    assert_eq!(fast.calls(), 2, "only what the newer owner asked for");
+    assert_eq!(fast.calls(), 2, "only requests of the newer owner");
     agents.shutdown().await.unwrap();
 }
 
@@ -570,7 +570,7 @@ async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_
     // The length of its value is -2.
     let batch = batches::batch(0, &[vec![5 * 2, 0, 0, 0, 0, 3]]);
     let appended = batches::produce(&broker.kafka.brokers, &topic, &batch);
-    assert_eq!(appended, 0, "the broker takes it");
+    assert_eq!(appended, 0, "the broker accepts it");
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);
     let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);

@@ -131,7 +131,11 @@ mod tests {
         });
         assert!((5..8).contains(&passed(&limits, "noisy", 1_000)));
         assert_eq!(passed(&limits, "quiet", 5), 5);
-        assert_eq!(passed(&limits, "", 5), 5, "those of nobody are one");
+        assert_eq!(
+            passed(&limits, "", 5),
+            5,
+            "requests without a tenant share a limit"
+        );
         assert!((50..53).contains(&passed(&limits, "large", 1_000)));
         let refused = limits.take(&"noisy".to_owned()).unwrap_err();
         assert_eq!(refused.status().as_u16(), 429);

@@ -592,7 +592,7 @@ mod tests {
         let partition = Arc::clone(&topics.get("t").unwrap().partitions[0]);
         assert_eq!(partition.high_watermark(), acknowledged);
         let failed = tokio::time::timeout(Duration::from_millis(50), broker.failed());
-        assert!(failed.await.is_err(), "the process goes on");
+        assert!(failed.await.is_err(), "the process continues");
         assert!(broker.shutdown().await);
     }
 }

@@ -223,7 +223,11 @@ mod tests {
         let mut clocks = Clocks::new();
         assert_eq!(clocks.pass(250, HOUR), (0, vec![held(HOUR)]));
         clocks.at += 600_000;
-        assert_eq!(clocks.read(HOUR), (0, None), "nobody saw it meanwhile");
+        assert_eq!(
+            clocks.read(HOUR),
+            (0, None),
+            "no reading happened meanwhile"
+        );
         assert_eq!(clocks.pass(29_750, HOUR), (0, vec![]));
         assert_eq!(clocks.pass(250, HOUR), (HOUR, vec![adopted(HOUR)]));
     }

@@ -111,7 +111,11 @@ fn each_connection_has_reserved_and_shared_requests() {
     drop(held);
     assert_eq!(all.counts().requests_shared, 2);
     assert!(begin(&other).is_ok());
-    assert_eq!(all.shared().by_source.len(), 1, "who has none is forgotten");
+    assert_eq!(
+        all.shared().by_source.len(),
+        1,
+        "an address without connections is forgotten"
+    );
 }
 
 #[test]
@@ -207,7 +211,7 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let just_past = UNREAD + Duration::from_secs(1);
     assert!(
         next(later(just_past)).is_err(),
-        "the answer is not there yet"
+        "the answer has not arrived yet"
     );
     request.set_unread(true);
     assert!(

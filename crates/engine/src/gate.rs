@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(
             waits.len(),
             10_001,
-            "each has an instant of its own until the longest wait"
+            "each has its own time up to the longest wait"
         );
         assert_eq!(gates.pause("drone", NOW), Duration::from_secs(5));
         let later = NOW + Duration::from_secs(60);

@@ -287,7 +287,7 @@ mod tests {
             panic!("the id is free")
         };
         let (Claimed::InFlight(mut outcome), Claimed::Conflict) = (claim_of(1), claim_of(2)) else {
-            panic!("the first is on its way")
+            panic!("the first is in flight")
         };
         claim.settle(&Ok(accepted(5, 1)));
         assert_eq!(outcome.try_recv(), Ok(Ok(accepted(5, 1))));

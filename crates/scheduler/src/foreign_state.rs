@@ -111,7 +111,7 @@ mod tests {
         assert!(!was_run(900, Some(0)), "no record is done");
         assert!(was_run(900, Some(1)));
         assert!(was_run(900, Some(900)));
-        assert!(!was_run(5, Some(900)), "the topic was made anew");
+        assert!(!was_run(5, Some(900)), "the topic was recreated");
     }
 
     #[test]

@@ -333,7 +333,7 @@ async fn a_write_of_unknown_outcome_is_repeated_and_the_lease_is_kept() {
     fixture.store.writes.lock().unwrap().extend(faults);
     fixture.request(first, IdOrigin::Server);
     fixture
-        .until("the first commit is under way", |fixture| {
+        .until("the first commit is running", |fixture| {
             fixture.store.writes.lock().unwrap()[&first].is_empty()
         })
         .await;
@@ -350,7 +350,7 @@ async fn a_write_of_unknown_outcome_is_repeated_and_the_lease_is_kept() {
         .await;
     fixture.store.let_go.add_permits(1);
     fixture
-        .until("every operation's step is asked for", |fixture| {
+        .until("every operation's step is requested", |fixture| {
             fixture.steps().len() == 3
         })
         .await;
@@ -391,7 +391,7 @@ async fn is_taken_again(is_exclusive: bool, fault: Fault, is_read: bool) {
     faults.lock().unwrap().insert(id, vec![fault]);
     fixture.request(id, IdOrigin::Caller);
     fixture
-        .until(&format!("{case:?}: its step is asked for"), |fixture| {
+        .until(&format!("{case:?}: its step is requested"), |fixture| {
             !fixture.steps().is_empty()
         })
         .await;

@@ -325,7 +325,7 @@ fn acknowledged_writes_survive_kill_9() {
                 is_killed = true;
             }
         }
-        assert!(is_killed, "round {round}: the child ended by itself");
+        assert!(is_killed, "round {round}: the child ended early");
         child.wait().unwrap();
         assert_all_there(&subject.store(), &acknowledged, renewed);
     }

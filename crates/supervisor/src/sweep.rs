@@ -230,7 +230,7 @@ mod tests {
         }
         let next = sweep.next_cursor().unwrap();
         assert_eq!(next, DueBucket(13));
-        assert!(!sweep.cursor_moved(next), "it is not behind");
+        assert!(!sweep.cursor_moved(next), "it is not late");
         sweep.was_read(DueBucket(13), at(20, 0), false);
         assert_eq!(sweep.next_cursor(), None, "it looks again first");
         // The writer's clock was set back since.
@@ -252,7 +252,7 @@ mod tests {
         }
         let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
         assert_eq!(sweep.next_cursor(), Some(next));
-        assert!(sweep.cursor_moved(next), "it goes on at once");
+        assert!(sweep.cursor_moved(next), "it continues at once");
         assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
     }
 
@@ -273,7 +273,7 @@ mod tests {
         let mut sweep = sweep(10);
         let now = 11 + WEEK;
         for bucket in 10..10 + i64::from(EMPTY_MIN) {
-            assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may lie there");
+            assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may be there");
             // The second read, after the grace period, changes nothing.
             for _ in 0..2 {
                 sweep.dealt_with(DueBucket(bucket), &[]);

@@ -452,7 +452,7 @@ fn a_clock_step_of_days_deletes_no_waiting_request() {
     }
     up.arg("--data-dir").arg(dir.path().join("data"));
     let Some(library) = clock::library() else {
-        println!("SKIPPED: a clock that steps: libfaketime is not there (Debian: faketime)");
+        println!("SKIPPED: a clock that steps: libfaketime is not installed (Debian: faketime)");
         return;
     };
     let clock = Clock::new(&library, dir.path(), "up");
@@ -527,7 +527,7 @@ fn a_clock_step_of_days_deletes_no_waiting_request() {
     rdkafka::producer::Producer::flush(&producer, PATIENCE).unwrap();
     let consumer: BaseConsumer = probe.create().unwrap();
     let is_gone = || consumer.fetch_watermarks("probe", 0, PATIENCE).unwrap() == (1, 1);
-    until("the probe is gone", &is_gone);
+    until("the probe was deleted", &is_gone);
 
     clock.set("+0");
     assert_eq!(scheduler(true), 200);

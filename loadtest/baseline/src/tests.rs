@@ -116,7 +116,7 @@ fn an_existing_directory_is_refused() {
     let path = dir.path().to_str().unwrap();
     let line = ["baseline", "floor", "--no-services", "--data-dir", path];
     let Baseline::Floor(arguments) = Line::parse_from(line).arguments.baseline else {
-        unreachable!("it was asked for");
+        unreachable!("it was requested");
     };
     let refused = floor::run(&arguments).unwrap_err().to_string();
     assert!(refused.contains("cannot create"), "{refused}");
@@ -127,7 +127,7 @@ fn an_existing_directory_is_refused() {
 fn running_without_services_requires_a_flag() {
     let arguments = Line::parse_from(["baseline", "floor", "--count", "1"]).arguments;
     let Baseline::Floor(mut arguments) = arguments.baseline else {
-        unreachable!("it was asked for");
+        unreachable!("it was requested");
     };
     // Independent of the environment.
     arguments.common.services = None;

@@ -95,7 +95,7 @@ mod tests {
         assert!(!is_superseded(Some(SHARD), 5));
         assert!(is_superseded(Some(SHARD), 4));
         assert!(!is_superseded(Some(SHARD), 5));
-        assert!(!is_superseded(Some(other), 4), "it has epochs of its own");
+        assert!(!is_superseded(Some(other), 4), "it has its own epochs");
         assert!(!is_superseded(None, 4), "its epoch cannot be compared");
     }
 

@@ -243,7 +243,7 @@ fn a_static_member_takes_over_at_once_and_its_predecessor_is_fenced() {
     let mut second = f.ask_join(join(&StrBytes::new(), Some("one")));
     let new = second.try_recv().unwrap().unwrap();
     assert_ne!(new.member_id, old.member_id);
-    assert_eq!(new.generation, old.generation, "nobody else is disturbed");
+    assert_eq!(new.generation, old.generation, "no other member rejoins");
     assert!(new.skip_assignment);
     let taken_over = f
         .ask_sync(&new, Some("one"), &[])

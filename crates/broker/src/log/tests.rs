@@ -107,7 +107,7 @@ fn rolling(config: TopicConfig) -> TopicConfig {
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + BOUND;
     while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -27,7 +27,7 @@ async fn topics_are_created_extended_and_deleted_as_on_kafka() {
             question: "looking at an impossible topic",
             embedded: r#"("UnknownTopicOrPartition", 0, true)"#,
             kafka: r#"("InvalidTopicException", 0, true)"#,
-            because: "no topic has that name; both say that there is none",
+            because: "no topic has that name; both report it missing",
         }],
     )
     .await;
@@ -171,7 +171,7 @@ async fn settings_are_described_and_changed_as_on_kafka() {
                 question: "changing by an unknown operation",
                 embedded: r#""InvalidConfig""#,
                 kafka: r#""UnknownServerError""#,
-                because: "Kafka's is an oversight of its own",
+                because: "Kafka's answer is a bug",
             },
             Different {
                 question: "changing to nothing",

@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(
             order(queue(2, &waiting)),
             [11, 12, 1, 13, 14, 2, 15, 3],
-            "two for one, and the rest when nobody else waits"
+            "two for one, and the rest once no other request waits"
         );
         assert_eq!(order(queue(9, &waiting))[..5], [11, 12, 13, 14, 15]);
     }

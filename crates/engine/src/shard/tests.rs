@@ -70,7 +70,7 @@ fn a_shard_follows_its_parents() {
         assert_eq!(
             followed,
             before.all().collect::<Vec<_>>(),
-            "nobody is left out"
+            "no shard is left out"
         );
     }
     assert_eq!(

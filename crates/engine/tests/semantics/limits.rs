@@ -286,11 +286,7 @@ fn a_rerouted_request_holds_the_checkpoint_until_its_operation_ends() {
     fixture.request(request(id(1)));
     fixture.load();
     fixture.round();
-    assert_eq!(
-        fixture.requests_checkpoint(),
-        5,
-        "its operation is under way"
-    );
+    assert_eq!(fixture.requests_checkpoint(), 5, "its operation is running");
     for step in ["a", "b"] {
         fixture.reply(id(1), success(step, 1));
         fixture.round();

@@ -153,11 +153,7 @@ fn an_early_cancel_is_reported_to_the_owner_in_the_create() {
     let mut fixture = Fixture::new();
     fixture.cancel(7);
     fixture.load();
-    assert_eq!(
-        notices(&fixture.round()),
-        [],
-        "nobody has said whom to tell"
-    );
+    assert_eq!(notices(&fixture.round()), [], "the request has no contacts");
     fixture.request(CreateRequest {
         id_origin: IdOrigin::Caller,
         ..request_with_contacts()

@@ -147,7 +147,7 @@ fn without_tombstones_an_undo_is_confirmed_once_all_attempts_have_settled() {
             "row Compensating locked due 10500 a:Compensating#2 b:Compensating#2",
             "undo a#2 by 10000",
         ],
-        "what is to be confirmed keeps nothing before it"
+        "an undo to be confirmed blocks nothing before it"
     );
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     assert_eq!(

@@ -251,7 +251,7 @@ fn a_recovery_of_a_superseded_attempt_is_ignored() {
             "row Processing locked due 14200 a:Running#2!1 b:NotStarted",
             "ask a#2 by 13700",
         ],
-        "with the budget that was asked for"
+        "with the requested budget"
     );
     assert_eq!(fixture.engine.take_stats().recoveries, 2);
 }
@@ -271,7 +271,7 @@ fn a_cancel_undoes_completed_steps_and_a_repeat_is_ignored() {
     assert_eq!(
         fixture.engine.take_stats().late_successes,
         1,
-        "the attempt was under way when the cancel came"
+        "the attempt was running when the cancel arrived"
     );
 }
 
@@ -464,7 +464,7 @@ fn a_success_read_again_is_no_evidence() {
     assert_eq!(
         again.last().unwrap(),
         "status 1 Final Compensated refused",
-        "the new owner tells the same end again: {again:?}"
+        "the new owner repeats the final status: {again:?}"
     );
     assert_eq!(fixture.engine.take_stats().late_successes, 0);
 }

@@ -135,7 +135,7 @@ impl Run {
             is_ended: true,
             ..current
         };
-        self.note_all(|| format!("{key:?} is taken for good: {ended:?}"));
+        self.note_all(|| format!("{key:?} is ended: {ended:?}"));
         self.store.leases.insert(key, ended.clone());
         Some(ended)
     }
@@ -150,7 +150,7 @@ impl Run {
             shards_per_partition: others[self.rng.index(others.len())],
             ..scheme
         };
-        self.note_all(|| format!("the work is divided anew: {next}"));
+        self.note_all(|| format!("the sharding changes: {next}"));
         self.store.layouts.push(next);
         for shard in self.watched..next.shards() {
             let shard = ShardId(shard);

@@ -386,6 +386,6 @@ fn an_invalid_key_set_is_refused_with_its_position() {
     let others = json!([good, {"kty": "EC", "crv": "P-521"}, {"kty": "AKP", "alg": "ML-DSA-44"}]);
     assert!(
         of_set(&json!({"keys": others})).is_ok(),
-        "what is not known is left out"
+        "unknown values are left out"
     );
 }

@@ -59,7 +59,7 @@ fn changes_of_the_token_file_take_effect() {
     std::fs::write(file.path(), &both).unwrap();
     assert_eq!(known(), [true, true]);
     std::fs::write(file.path(), &both[..both.len() - 9]).unwrap();
-    assert_eq!(known(), [true, true], "what is broken changes nothing");
+    assert_eq!(known(), [true, true], "a broken file changes nothing");
     std::fs::write(file.path(), entry("b", &new, "read", "*")).unwrap();
     assert_eq!(known(), [false, true]);
 }

@@ -169,7 +169,7 @@ fn a_poll_without_records_sleeps_until_its_timeout(fixture: &Fixture) {
     };
     nothing();
     let (Some(worked), began) = (thread_cpu(), Instant::now()) else {
-        eprintln!("SKIPPED: how long a wait keeps its thread busy: this system does not tell");
+        eprintln!("SKIPPED: the CPU time of a wait: this system does not report it");
         return;
     };
     (0..100).for_each(|_| nothing());

@@ -394,7 +394,7 @@ fn of_two_members_under_one_name_one_cannot_go_on(fixture: &Fixture) {
     // Each takes the other's place, until one of them has used up its renewals.
     let deadline = Instant::now() + PATIENCE;
     let (error, mut other) = loop {
-        assert!(Instant::now() < deadline, "both go on");
+        assert!(Instant::now() < deadline, "both continue");
         if let Err(error) = first.consumer.poll(ALL, A_WHILE, &mut first.share) {
             break (error, second);
         }

@@ -203,7 +203,11 @@ async fn a_partition_is_stopped_and_started_by_put() {
 
 #[test]
 fn shards_that_were_not_started_or_stopped_are_named() {
-    let (shard, wanted, cause) = (ShardId(9), "stopped", "its lease is away".to_owned());
+    let (shard, wanted, cause) = (
+        ShardId(9),
+        "stopped",
+        "its lease is held elsewhere".to_owned(),
+    );
     let failed = ControlError::Failed {
         shard,
         wanted,
@@ -212,7 +216,7 @@ fn shards_that_were_not_started_or_stopped_are_named() {
     let texts = [ControlError::NotHere(shard), failed].map(|error| error.to_string());
     let expected = [
         "this process does not run shard 9",
-        "shard 9 could not be stopped: its lease is away",
+        "shard 9 could not be stopped: its lease is held elsewhere",
     ];
     assert_eq!(texts, expected);
 }

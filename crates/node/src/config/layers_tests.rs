@@ -397,7 +397,7 @@ fn service_variables_of_kubernetes_are_ignored() {
         let applied = applied(&[(name, "tcp://10.0.0.1:8080")]);
         assert_eq!(applied.unwrap(), Config::default(), "{name}");
     }
-    applied(&[("WAYBILL_PORT", "8080")]).expect_err("that is a person's");
+    applied(&[("WAYBILL_PORT", "8080")]).expect_err("a setting of the operator");
 }
 
 #[test]

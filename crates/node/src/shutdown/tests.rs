@@ -97,7 +97,7 @@ async fn an_unexpected_end_or_a_panic_of_a_part_ends_the_process() {
 
     let running = Running::new();
     running.spawn(Stage::Agents, "agents", |_| async {
-        panic!("made up by a test")
+        panic!("a test failure")
     });
     let error = running
         .run(started(), &mut signals, LIMIT)

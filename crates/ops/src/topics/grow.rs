@@ -213,7 +213,7 @@ mod tests {
             assert_eq!(allows(Direction::More, wanted, None), more, "{wanted}");
             assert_eq!(allows(Direction::Fewer, wanted, None), fewer, "{wanted}");
         }
-        assert!(allows(Direction::More, 2, Some(2)), "it is gone on with");
+        assert!(allows(Direction::More, 2, Some(2)), "the change continues");
         for impossible in [6, 3, 0, 2048] {
             assert!(!allows(Direction::More, impossible, None), "{impossible}");
         }

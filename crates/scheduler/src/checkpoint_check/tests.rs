@@ -324,7 +324,7 @@ fn a_log_that_lacks_unfinished_recoveries_is_refused_until_skipping_is_allowed()
     assert_eq!(
         recoveries_from(7, 7, 7),
         (7, None),
-        "all that is gone was done"
+        "all deleted requests were finished"
     );
     let overtaken = MismatchCause::Overtaken { done, begins };
     assert_eq!(recoveries_from(7, 8, 9), (8, Some(overtaken)));

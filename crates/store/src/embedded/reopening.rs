@@ -488,7 +488,7 @@ mod tests {
         tables.failed("a test", Arc::new(fjall::Error::Poisoned));
         let reader = tables.get().unwrap();
         assert!(tables.writable().is_err(), "somebody reads");
-        assert!(tables.get().is_ok(), "and others may, too");
+        assert!(tables.get().is_ok(), "other causes may, too");
         drop(reader);
         *tables.tried.lock().unwrap() = None;
         assert!(tables.writable().is_ok());

@@ -28,7 +28,7 @@ pub async fn a_layout_is_replaced_only_from_what_was_seen_and_read_back(subject:
     assert!(store.set_layout(seen.clone(), one.clone()).await.unwrap());
     assert!(
         store.set_layout(seen.clone(), one.clone()).await.unwrap(),
-        "it is what is stored"
+        "it equals the stored layout"
     );
     assert_eq!(store.layout().await.unwrap(), Some(one.clone()));
     let (_, two) = next(&*store, 2).await;

@@ -55,7 +55,7 @@ async fn an_existing_schema_is_not_created_again() {
         CqlStore::migrate(&config).await.unwrap();
         let defined = said.said("CREATE TABLE");
         assert_eq!(defined, wanted, "the schema was there: {is_made}");
-        assert!(said.said("schema_versions"), "it was asked for");
+        assert!(said.said("schema_versions"), "it was requested");
     }
     subject.clean_up().await;
 }

@@ -97,7 +97,11 @@ async fn a_merged_shard_begins_at_the_lowest_checkpoint_and_its_parents_cannot_b
         let lease = site.store.lease(key).await.unwrap().unwrap();
         assert!(lease.is_ended && lease.owner.is_none());
     }
-    assert_eq!(site.begin(&layout, 0).await, begun, "it may be begun again");
+    assert_eq!(
+        site.begin(&layout, 0).await,
+        begun,
+        "it may be started again"
+    );
 }
 
 #[tokio::test]
@@ -219,7 +223,7 @@ async fn a_shard_that_gets_another_partition_reads_the_old_one_to_its_end_first(
     assert_eq!(
         stays.checkpoint.at.requests,
         Offset(30),
-        "it goes on where it was"
+        "it continues at its offset"
     );
 }
 

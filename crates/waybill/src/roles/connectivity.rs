@@ -192,6 +192,6 @@ mod tests {
         assert!(!connectivity.note(false, at(8)));
         assert!(!connectivity.note(false, at(9)));
         assert!(connectivity.note(true, at(10)));
-        assert!(connectivity.note(false, at(90)), "it is counted anew");
+        assert!(connectivity.note(false, at(90)), "the count starts again");
     }
 }

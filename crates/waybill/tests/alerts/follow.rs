@@ -79,7 +79,7 @@ async fn an_unreadable_record_is_dead_lettered_once() {
         [("one", webhook(&one)), ("other", webhook(&other))],
         quick(),
     );
-    log.send(&[alert("behind it")]).await;
+    log.send(&[alert("after it")]).await;
     received(&one, 1).await;
     received(&other, 1).await;
     let dead_letter = log.dead_letter().await;
@@ -183,7 +183,7 @@ async fn read_ahead_for_a_hanging_receiver_is_bounded() {
     delivered.sort();
     expected.sort();
     assert_eq!(delivered, expected);
-    eventually("all is behind it", || waiting() == 0.0).await;
+    eventually("all records are done", || waiting() == 0.0).await;
     following.stop().await;
 }
 

@@ -73,7 +73,7 @@ async fn a_contact_gets_no_more_messages_than_its_limit_and_others_still_get_the
         send(&log, &notice(ProcessState::Processed, &[ANNA])).await;
     }
     send(&log, &notice(ProcessState::Processed, &[BEN])).await;
-    eventually("all is behind it", || {
+    eventually("all records are done", || {
         metric(&metrics, "delivered_total") == 3.0 && metric(&metrics, "limited_total") == 3.0
     })
     .await;

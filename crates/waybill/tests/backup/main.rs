@@ -182,7 +182,7 @@ async fn a_backup_under_load_restores_every_accepted_operation() {
     assert!(ends.processed > BEFORE / 2, "{ends:?}");
     // Later accepted deliveries are lost with the first setup. Sent again, each takes effect once.
     let mut later = later.iter().filter(|(index, _)| !indices.contains(index));
-    let (index, id) = later.next_back().expect("the load went on");
+    let (index, id) = later.next_back().expect("the load continued");
     let again = second
         .deliver(&delivery(&format!("delivery-{index}"), is_remote(*index)))
         .await;

@@ -101,7 +101,7 @@ async fn exported() -> Exported {
         );
     }
     first
-        .eventually("the drones are asked for", async || {
+        .eventually("the drones are requested", async || {
             let ledger = first.ledger().await;
             under_way.iter().all(|id| ledger.contains_key(id))
         })

@@ -24,7 +24,7 @@ async fn clock_jumps_lose_and_duplicate_no_delivery() {
         return;
     };
     let Some(library) = library() else {
-        println!("SKIPPED: clocks that jump: libfaketime is not there (Debian: faketime)");
+        println!("SKIPPED: clocks that jump: libfaketime is not installed (Debian: faketime)");
         cluster.remove().await;
         return;
     };

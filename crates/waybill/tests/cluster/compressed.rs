@@ -71,7 +71,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
             .eventually("the topic is altered", async || {
                 let described = admin.describe_configs([&resource], &AdminOptions::new());
                 let described = described.await.expect("the broker answers");
-                let topic = described[0].as_ref().expect("the topic is there");
+                let topic = described[0].as_ref().expect("the topic exists");
                 let setting = topic.get("compression.type");
                 setting.and_then(|setting| setting.value.as_deref()) == Some("producer")
             })

@@ -150,7 +150,7 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
     while !cluster.run(&["topics", "create"]).status.success()
         || !cluster.run(&["topics", "verify"]).status.success()
     {
-        assert!(Instant::now() < deadline, "{topics:?} cannot be made anew");
+        assert!(Instant::now() < deadline, "{topics:?} cannot be recreated");
     }
 }
 

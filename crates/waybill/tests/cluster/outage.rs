@@ -64,7 +64,7 @@ async fn a_database_outage_of_twenty_seconds_loses_no_delivery() {
         }
         tokio::time::sleep(EVERY).await;
     }
-    println!("measured: answers while the database was away: {answers:?}");
+    println!("measured: answers during the database outage: {answers:?}");
     assert!(!accepted.is_empty(), "{answers:?}");
     for scheduler in &schedulers {
         let readiness = scheduler.readiness().await.expect("it is alive");
@@ -90,7 +90,7 @@ async fn a_database_outage_of_twenty_seconds_loses_no_delivery() {
     ids.push(looked_up.await.expect("it is accepted in the end"));
     ingestion.setup.all_reach(&ids, "Processed").await;
     println!(
-        "measured: all is done {:.1} s after the database came back",
+        "measured: all done {:.1} s after the database recovered",
         back_since.elapsed().as_secs_f64()
     );
     let remote = |index: usize| match index {
@@ -154,7 +154,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
     for member in &waiting {
         member
             .setup
-            .eventually("it says what it waits for", async || {
+            .eventually("it logs what it waits for", async || {
                 let log = std::fs::read_to_string(member.setup.path("log.txt")).unwrap_or_default();
                 log.contains("waiting for the database") && log.contains("connecting failed")
             })
@@ -290,7 +290,7 @@ async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
         let readiness = supervisor.readiness().await;
         readiness.is_some_and(|said| said.starts_with("waiting for: the state store"))
     };
-    let what = "the supervisor says what it cannot reach";
+    let what = "the supervisor logs what it cannot reach";
     supervisor.setup.eventually(what, is_told).await;
 
     line.set(State::Open);

@@ -42,7 +42,7 @@ const FILES: [(&str, &str); 6] = [
 /// The configuration in the documentation.
 fn documented() -> Value {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cluster.md");
-    let page = std::fs::read_to_string(page).expect("the page is there");
+    let page = std::fs::read_to_string(page).expect("the page exists");
     let (_, behind) = page
         .split_once("```yaml\n# secured.yaml\n")
         .expect("the page shows the configuration");

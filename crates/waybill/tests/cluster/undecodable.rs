@@ -45,7 +45,7 @@ async fn undecodable_records_are_skipped_on_every_topic() {
         let dead_letters = format!("{topic}.dlq");
         scheduler
             .setup
-            .eventually("a dead letter says where it lies", async || {
+            .eventually("a dead letter has its position", async || {
                 let ends = consumer.fetch_watermarks(&dead_letters, 0, PATIENCE);
                 ends.is_ok_and(|ends| ends == (0, 1))
             })

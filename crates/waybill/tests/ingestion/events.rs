@@ -233,7 +233,7 @@ async fn a_silent_stream_is_kept_alive_beyond_the_idle_time_out_and_ends_at_shut
     let mut stream = Stream::open(&setup, &path, None).await;
     let mut heartbeats = 0;
     while heartbeats < 4 {
-        let piece = stream.piece().await.expect("the stream goes on");
+        let piece = stream.piece().await.expect("the stream continues");
         heartbeats += usize::from(piece == ": keep-alive");
     }
     setup.ingestion.shutdown().await;

@@ -30,7 +30,7 @@ async fn an_expedited_delivery_and_its_verbs_use_the_high_priority_topic() {
     );
     assert_eq!(
         pending["request"], accepted["request"],
-        "it is read where it lies"
+        "it is read from its topic"
     );
 
     for at in [format!("?at={token}"), String::new()] {

@@ -224,7 +224,7 @@ async fn a_redrive_survives_a_short_api_outage() {
 
     let broken_off = redrive("--unreachable-max 1s");
     setup
-        .eventually("one was asked", async || has_asked(1).await)
+        .eventually("one was sent", async || has_asked(1).await)
         .await;
     relay.set_away(true);
     let broken_off = broken_off.join().unwrap();
@@ -238,12 +238,12 @@ async fn a_redrive_survives_a_short_api_outage() {
     let patient = redrive("");
     let asked = reported + 1;
     setup
-        .eventually("more are asked", async || has_asked(asked).await)
+        .eventually("more are sent", async || has_asked(asked).await)
         .await;
     let turned_away = relay.turned_away();
     relay.set_away(true);
     setup
-        .eventually("it goes on trying", async || {
+        .eventually("it keeps trying", async || {
             relay.turned_away() >= turned_away + 6
         })
         .await;
@@ -330,7 +330,7 @@ async fn an_undone_operation_is_resubmitted_as_new_once() {
     assert_eq!(setup.show(&new)["resubmissionOf"], json!(ids[0]));
     assert_eq!(setup.standing(&new).await, standing(&["drone", "package"]));
     setup
-        .eventually("the old operation says what it became", async || {
+        .eventually("the old operation links the new one", async || {
             setup.show(&ids[0])["resubmittedAs"] == json!(new)
         })
         .await;
@@ -345,7 +345,7 @@ async fn a_cancel_undoes_completed_steps_and_a_late_one_is_refused() {
     setup.faults("drone", Some(json!({"hangRate": 1}))).await;
     let id = setup.request("parcel", "slow").await;
     setup
-        .eventually("the drone is asked for", async || {
+        .eventually("the drone is requested", async || {
             setup.show(&id)["steps"][1]["state"] == "Running"
         })
         .await;
@@ -411,8 +411,12 @@ async fn a_cancel_of_an_unknown_id_is_kept() {
 async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
     let setup = Setup::new().await;
     for (line, code, expected) in [
-        ("show nobody", 1, "No request with this id was accepted"),
-        ("resubmit nobody", 1, "No request with this id was accepted"),
+        ("show missing", 1, "No request with this id was accepted"),
+        (
+            "resubmit missing",
+            1,
+            "No request with this id was accepted",
+        ),
         ("resubmit", 2, "select operations: give an id"),
         ("resubmit x --step drone", 2, "--tenant is the only flag"),
         ("resubmit --as-new --all", 2, "--state"),

@@ -94,7 +94,7 @@ fn repeated_kills_lose_and_duplicate_no_order() {
     }
     assert!(
         kills_at_work >= 15,
-        "only {kills_at_work} kills met work under way"
+        "only {kills_at_work} kills interrupted work"
     );
     for order in 0..ORDERS {
         let (id, fate) = (order.to_string(), fate(order));

@@ -81,7 +81,7 @@ fn an_order_killed_before_its_commit_leaves_nothing() {
     ordering.wait().unwrap();
     drop(lock);
     let orders = "SELECT count(*) FROM orders";
-    wait_until("nothing of it is under way", || {
+    wait_until("no step is running", || {
         shop.postgres
             .number("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO o%'")
             == 0

@@ -238,7 +238,7 @@ pub fn wait_until_or_say(
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
         if Instant::now() >= deadline {
-            panic!("waited in vain until {what}\n{}", instead());
+            panic!("timed out waiting until {what}\n{}", instead());
         }
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -229,7 +229,11 @@ fn replaying_all_continues_where_it_stopped_and_skips_records_without_a_destinat
     };
     let some = setup.run("dlq replay step-replies --all --limit 120 --output json");
     assert_eq!(replayed(&some), (120, 2));
-    assert_eq!(some.status.code(), Some(1), "two letters have no place");
+    assert_eq!(
+        some.status.code(),
+        Some(1),
+        "two dead letters have no source"
+    );
     let said = String::from_utf8_lossy(&some.stderr).into_owned();
     assert!(
         said.contains("120 replayed, 0 replayed before, 2 failed"),

@@ -20,7 +20,7 @@ const OTHER: &str =
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_third_party_registry_is_supported() {
     let Ok(url) = std::env::var(REGISTRY) else {
-        println!("SKIPPED: a schema registry of others: {REGISTRY} names none");
+        println!("SKIPPED: a third-party schema registry: {REGISTRY} is not set");
         return;
     };
     // Unique subjects, because a registry keeps all schemas.

@@ -202,7 +202,7 @@ async fn known_schemas_are_read_during_a_registry_outage() {
     let (waiting, value) = foreign_request("foreign", id);
     produce(&setup, waiting, &value);
     setup
-        .eventually("the schema is asked for", async || {
+        .eventually("the schema is requested", async || {
             stub.asked().contains(&format!("GET /schemas/ids/{id}"))
         })
         .await;
@@ -238,7 +238,7 @@ async fn a_process_that_waits_for_a_schema_stops_and_resumes() {
     let (waiting, value) = foreign_request("stopped", id);
     produce(&setup, waiting, &value);
     setup
-        .eventually("the schema is asked for", async || {
+        .eventually("the schema is requested", async || {
             stub.asked().contains(&format!("GET /schemas/ids/{id}"))
         })
         .await;

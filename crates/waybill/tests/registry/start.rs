@@ -74,7 +74,9 @@ async fn a_process_that_waits_for_the_registry_stops_on_request() {
     let mut setup = Setup::new(&with_registry(&stub, ""));
     let up = begin(&mut setup);
     setup
-        .eventually("the registry is asked", async || !stub.asked().is_empty())
+        .eventually("the registry gets a request", async || {
+            !stub.asked().is_empty()
+        })
         .await;
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }

@@ -78,7 +78,7 @@ fn every_dashboard_and_panel_has_a_description() {
     for dashboard in Dashboard::all() {
         let (name, json) = (&dashboard.name, &dashboard.json);
         assert_eq!(json["uid"], name.as_str(), "links last while uids do");
-        assert!(uids.insert(name.clone()), "{name} is there twice");
+        assert!(uids.insert(name.clone()), "{name} exists twice");
         assert!(!json["title"].as_str().unwrap_or_default().is_empty());
         assert!(json["id"].is_null(), "{name}: ids are Grafana's own");
         let mut ids = BTreeSet::new();
@@ -92,7 +92,7 @@ fn every_dashboard_and_panel_has_a_description() {
             for (what, said) in [
                 ("description", &panel["description"]),
                 ("unit", &defaults["unit"]),
-                ("word for nothing", &defaults["noValue"]),
+                ("text for no value", &defaults["noValue"]),
             ] {
                 let said = said.as_str().unwrap_or_default();
                 assert!(!said.is_empty(), "{name}: {title} has no {what}");

@@ -338,7 +338,7 @@ async fn restart_and_skip(setup: &Arc<Setup>) -> Process {
     let process = restart(setup);
     // A different log is detected only at its first record, and a shard may be ready earlier.
     setup
-        .eventually("what is gone is passed over", async || {
+        .eventually("deleted requests are skipped", async || {
             let log = std::fs::read_to_string(setup.path("log.txt"));
             log.is_ok_and(|log| log.contains("skipping deleted records"))
         })

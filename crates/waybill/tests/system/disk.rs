@@ -67,7 +67,7 @@ impl Disk {
 
     /// Removes the foreign file.
     fn empty(&self) {
-        fs::remove_file(self.foreign()).expect("the foreign file is there");
+        fs::remove_file(self.foreign()).expect("the other file exists");
     }
 }
 
@@ -251,7 +251,7 @@ async fn a_full_store_disk_ends_no_process() {
     assert_eq!(
         setup.state(&done[0]).await.as_deref(),
         Some("Processed"),
-        "reads go on"
+        "reads continue"
     );
     asking.abort();
     process.kill();
@@ -301,7 +301,7 @@ async fn a_process_on_a_full_disk_waits_and_recovers() {
     assert_eq!(
         setup.state(&done[0]).await.as_deref(),
         Some("Processed"),
-        "reads go on"
+        "reads continue"
     );
     asking.abort();
     process.kill();

@@ -69,7 +69,7 @@ fn ended(setup: &Setup, count: usize) -> Vec<String> {
     let mut from = TopicPartitionList::new();
     from.add_partition_offset(&setup.topic("operation-status"), 0, Offset::Beginning)
         .expect("it is an offset");
-    consumer.assign(&from).expect("the topic is there");
+    consumer.assign(&from).expect("the topic exists");
     let deadline = Instant::now() + PATIENCE;
     let mut ended = Vec::new();
     while ended.len() < count {
@@ -81,7 +81,7 @@ fn ended(setup: &Setup, count: usize) -> Vec<String> {
         let Some(record) = consumer.poll(Duration::from_millis(100)) else {
             continue;
         };
-        let record = record.expect("the broker is there");
+        let record = record.expect("the broker answers");
         let status = OperationStatus::decode(record.payload().expect("it has a value"));
         let status = status.expect("it is a status");
         if status.kind == StatusKind::Final {

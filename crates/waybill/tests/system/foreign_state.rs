@@ -25,7 +25,7 @@ async fn a_log_without_its_state_is_refused_until_an_operator_accepts_it() {
     let ids = deliver_all(&setup, "once", DELIVERIES, &Arc::default()).await;
     setup.all_reach(&ids, "Processed").await;
     setup
-        .eventually("lag tools see what is done", async || {
+        .eventually("committed offsets show what is done", async || {
             copies(&setup).iter().all(|copy| *copy > 0)
         })
         .await;
@@ -66,7 +66,7 @@ fn copies(setup: &Setup) -> Vec<i64> {
         asked.add_partition(&setup.topic(REQUESTS), partition);
     }
     let committed = consumer.committed_offsets(asked, PATIENCE);
-    let committed = committed.expect("the broker tells what is committed");
+    let committed = committed.expect("the broker reports committed offsets");
     let copies = committed.elements();
     let copies = copies.iter().map(|copy| copy.offset().to_raw());
     copies.map(|copy| copy.unwrap_or(0).max(0)).collect()

@@ -207,7 +207,7 @@ fn log_end(setup: &Setup, topic: &str) -> u64 {
     let end = |partition| {
         let (_, high) = consumer
             .fetch_watermarks(&topic, partition, PATIENCE)
-            .expect("the broker tells where a partition ends");
+            .expect("the broker reports the end of the partition");
         high as u64
     };
     (0..PARTITIONS as i32).map(end).sum()
@@ -330,7 +330,7 @@ async fn slow_operations_do_not_block_fast_ones() {
         assert_eq!(
             last_slow.as_deref(),
             Some("Processing"),
-            "the slow ones are still under way"
+            "the slow ones are still running"
         );
     }
     setup.all_reach(&slow_ids, "Processed").await;

@@ -169,7 +169,7 @@ async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
     let (_, page) = setup.request(Method::GET, list, None).await;
     assert_eq!(page["items"], json!([]));
     setup.parked_become("CompensationFailed", 0.0).await;
-    assert_eq!(setup.metric(age, "").await, 0.0, "nobody waits");
+    assert_eq!(setup.metric(age, "").await, 0.0, "no operation waits");
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
@@ -205,7 +205,7 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
     assert!(effects.values().all(|times| *times == 1), "{effects:?}");
     assert!(verbs_of(&shown["history"]).contains(&"resubmit".to_owned()));
 
-    let why = json!({"reason": "the customer is gone"});
+    let why = json!({"reason": "the customer left"});
     setup.verb(&ids[1], "abandon", why).await;
     setup
         .eventually("it is abandoned", async || {
@@ -213,7 +213,7 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
         })
         .await;
     let (_, page) = setup.request(Method::GET, "/v1/operations", None).await;
-    assert_eq!(page["items"], json!([]), "nothing waits for a person");
+    assert_eq!(page["items"], json!([]), "no operation is parked");
     assert_eq!(
         setup.balance(&ids[1]).await.0,
         ["package"],

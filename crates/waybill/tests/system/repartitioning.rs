@@ -110,7 +110,7 @@ async fn partitions_are_added_under_load() {
     assert!(again.status.success(), "{again:?}");
     let less = grow(&setup, 12).await;
     let why = String::from_utf8_lossy(&less.stderr).into_owned();
-    assert!(less.stdout.is_empty(), "nothing begins: {less:?}");
+    assert!(less.stdout.is_empty(), "no operation starts: {less:?}");
     assert!(
         why.contains("must be a multiple of 8, such as 16 or 24"),
         "{why}"

@@ -338,7 +338,7 @@ async fn a_batch_that_is_damaged_on_disk_is_answered_with_an_error_and_counted_o
         let answer = fetch(&mut wire, "t", first).await;
         let records = answer.records.unwrap();
         assert_eq!(answer.error_code, 0);
-        assert_eq!(records.len(), batch_bytes(), "what is before it is served");
+        assert_eq!(records.len(), batch_bytes(), "records before it are served");
         for offset in [bad, bad] {
             let answer = fetch(&mut wire, "t", offset).await;
             assert_eq!(

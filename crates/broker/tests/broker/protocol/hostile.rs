@@ -108,7 +108,7 @@ async fn a_connection_with_a_partial_request_is_not_replaced() {
     let (first, rest) = halves();
     let received = broker.stats().received_bytes;
     sending.stream.write_all(&first).await.unwrap();
-    until("one half is there", async || {
+    until("half of the request arrived", async || {
         broker.stats().received_bytes == received + first.len() as u64
     })
     .await;
@@ -341,7 +341,7 @@ async fn slow_requests_block_no_other_client() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    until("all places are taken", async || {
+    until("all connections are used", async || {
         broker.stats().connections == CONNECTIONS as u64
     })
     .await;

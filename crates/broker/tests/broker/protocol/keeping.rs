@@ -51,7 +51,7 @@ async fn retention_deletes_closed_segments_by_size_and_by_age() {
     for n in 0..10_u8 {
         wire.produce("age", &plain(&[n])).await;
     }
-    until("all is gone", async || {
+    until("all records were deleted", async || {
         offset_at(&mut wire, "age", -2).await == 10
     })
     .await;
@@ -283,7 +283,7 @@ async fn a_partition_whose_disk_fails_goes_offline() {
     assert_eq!(
         wire.produce("kept", &plain(b"x")).await.error_code,
         0,
-        "others go on"
+        "other topics accept records"
     );
     assert!(broker.shutdown().await);
 }

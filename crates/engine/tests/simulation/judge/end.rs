@@ -47,9 +47,7 @@ impl Run {
             self.judge_operators(&row);
         }
         if self.store.rows().count() != accepted.len() {
-            self.fail(Rule::Contract, None, || {
-                "rows that nobody asked for".to_owned()
-            });
+            self.fail(Rule::Contract, None, || "rows without a request".to_owned());
         }
         self.judge_stats();
     }
@@ -237,7 +235,7 @@ impl Run {
         }
         if unknown_replies > 0 {
             self.fail(Rule::Contract, None, || {
-                "an agent was asked about an operation that has no row".to_owned()
+                "an agent got a request for an operation without a row".to_owned()
             });
         }
     }

@@ -55,7 +55,7 @@ fn operation(state: &str) -> Operation {
     Operation {
         id: ID.to_owned(),
         state: state.to_owned(),
-        what_next: Some("Its steps go on.".to_owned()),
+        what_next: Some("Its steps continue.".to_owned()),
         steps: vec![
             step("account", "Completed", None),
             step("drone", "Running", Some("10:00")),
@@ -85,7 +85,7 @@ fn doctor_shows_the_missing_steps_the_owner_and_the_next_action_of_an_operation(
         found[3]
     );
     assert!(found[3].ends_with("owned by me"), "{}", found[3]);
-    assert_eq!(found[4], "ok    next           Its steps go on.");
+    assert_eq!(found[4], "ok    next           Its steps continue.");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
         retry_at: Some("10:00".to_owned()),
         error: Some(Failure {
             code: "connect-failed".to_owned(),
-            message: "nobody is there".to_owned(),
+            message: "connection refused".to_owned(),
             step: None,
         }),
         ..Step::default()
@@ -170,8 +170,8 @@ fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
         found[2..],
         [
             "ok    waits for      step drone, attempt 1 failed, again at 10:00",
-            "note  error          connect-failed at step drone: nobody is there",
-            "ok    next           Its steps go on.",
+            "note  error          connect-failed at step drone: connection refused",
+            "ok    next           Its steps continue.",
         ]
     );
 }
@@ -213,7 +213,7 @@ fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
         [
             "note  error          undo-refused at step drone: as it happens",
             "note  failed before  suspended at step drone: as it happens",
-            "BAD   next           Its steps go on.",
+            "BAD   next           Its steps continue.",
         ]
     );
 }
@@ -289,7 +289,7 @@ fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
     assert_eq!(
         found_text(0, &[], true),
         None,
-        "it is asked without its topic"
+        "a direct agent needs no topic"
     );
     for waiting in [0, 7] {
         let unsure = found_text(waiting, &["w-agents"], false).unwrap();

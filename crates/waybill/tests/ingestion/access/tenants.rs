@@ -88,8 +88,12 @@ async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
         let is_unknown = anothers.iter().all(|(_, status, _)| *status == 404);
         assert!(is_unknown, "{anothers:?}");
     }
-    assert_eq!(guarded.setup.requests().len(), before, "nothing was asked");
-    assert_eq!(guarded.setup.recoveries().len(), 0, "nothing was asked");
+    assert_eq!(
+        guarded.setup.requests().len(),
+        before,
+        "no verb was recorded"
+    );
+    assert_eq!(guarded.setup.recoveries().len(), 0, "no verb was recorded");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,7 +130,7 @@ async fn pending_requests_of_another_tenant_are_not_found() {
         .send()
         .await
         .unwrap();
-    assert_eq!(cancelled.status(), 202, "its own tenant's word counts");
+    assert_eq!(cancelled.status(), 202, "its own tenant decides");
     guarded.setup.ingestion.shutdown().await;
 }
 
@@ -327,7 +331,7 @@ async fn an_early_cancel_applies_to_its_own_tenant_only() {
     assert_eq!(cancelled.status(), 202);
     let (_, request) = guarded.setup.requests().pop().unwrap();
     let waybill_engine::OperationRequest::Amend(amend) = request else {
-        panic!("a cancel was asked");
+        panic!("a cancel was sent");
     };
     assert_eq!(amend.operation, OperationId::of_caller("zeta", "order-1"));
     assert_eq!(amend.tenant, "zeta");

@@ -163,5 +163,5 @@ async fn everything_happens(setup: &Setup) {
             .payload(b"garbage");
         producer.send(record).expect("there is room");
     }
-    producer.flush(PATIENCE).expect("the broker takes it");
+    producer.flush(PATIENCE).expect("the broker accepts it");
 }

@@ -130,7 +130,7 @@ async fn end_in_balance(setup: &Setup, prefix: &str, ids: &[String]) {
     let refused = ids.len() / 100..ids.len() / 4;
     assert!(refused.contains(&compensated), "{ends:?}");
     assert!(processed > ids.len() / 2, "{ends:?}");
-    assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
+    assert_eq!(cancelled, 0, "no operation was cancelled: {ends:?}");
     // No undo was refused, and this workflow compensates every permanent failure. Only after too
     // many failures of an undo may a delivery be parked.
     assert_eq!(error, 0, "{ends:?}");

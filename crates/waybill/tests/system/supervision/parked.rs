@@ -43,7 +43,7 @@ async fn a_thousand_parked_deliveries_slow_nothing_down() {
     // On a busy machine, late entries are processed between two idle periods.
     let mut asked = stands_still(&setup).await;
     setup
-        .eventually("nothing is asked for twice as long", async || {
+        .eventually("no interval doubles", async || {
             let still = stands_still(&setup).await;
             std::mem::replace(&mut asked, still) == still
         })
