@@ -16,8 +16,8 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use waybill_engine::{OperationId, ProcessState};
 
-use crate::book::Book;
 use crate::load::client::Client;
+use crate::results::RunResults;
 use crate::scenario::kind::Kind;
 use crate::verdict::{Findings, Verdict};
 
@@ -50,12 +50,12 @@ struct Effects<'a> {
 ///
 /// If the ledger cannot be read.
 pub async fn judge(
-    book: &Book,
+    results: &RunResults,
     services: SocketAddr,
     deadline: Instant,
 ) -> anyhow::Result<Verdict> {
     loop {
-        let verdict = judge_once(book, services)
+        let verdict = judge_once(results, services)
             .await
             .context("cannot read the ledger")?;
         if verdict.is_balanced() || Instant::now() >= deadline {
@@ -65,8 +65,8 @@ pub async fn judge(
     }
 }
 
-async fn judge_once(book: &Book, services: SocketAddr) -> anyhow::Result<Verdict> {
-    let mut judge = Judge::of(book.states());
+async fn judge_once(results: &RunResults, services: SocketAddr) -> anyhow::Result<Verdict> {
+    let mut judge = Judge::of(results.states());
     let mut client = Client::new(services);
     let mut path = format!("/ledger/operations?limit={PAGE_OPERATIONS}");
     loop {
