@@ -15,7 +15,7 @@ use waybill_engine::Contact;
 const MAILTO: &str = "mailto:";
 const TEL: &str = "tel:";
 
-/// The most digits of a number, country code included (E.164).
+/// The maximum number of digits, country code included (E.164).
 const DIGITS_MAX: usize = 15;
 
 /// The characters of an address' local part that a `mailto:` URI does not encode (RFC 6068, section

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
-/// A group is reported after this many refused commits in a row, over this long: a commit may fail
+/// A group is reported after this many refused commits in a row, over at least this time: a commit may fail
 /// while a group rebalances or a broker restarts.
 const REFUSALS_MIN: u32 = 3;
 const REFUSED_FOR_MIN: Duration = Duration::from_secs(5);

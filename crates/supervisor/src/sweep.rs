@@ -5,8 +5,8 @@
 //! visible. Then the cursor may pass it.
 //!
 //! Finding every entry does not depend on clocks, though. Once the cursor is durable, the buckets
-//! that it passed are read a last time. The writer of an entry reads the cursor afterwards, and
-//! writes the entry again further on if it is behind the cursor (`scheduler/index.rs`). The last
+//! that it passed are read one last time. The writer of an entry reads the cursor afterwards, and
+//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last
 //! read finds every entry that was visible before the cursor was durable, and the writer of a later
 //! one sees the cursor. A new sweep also reads the buckets that its predecessor may not have read a
 //! last time.

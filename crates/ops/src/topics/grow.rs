@@ -52,7 +52,7 @@ impl Direction {
         }
     }
 
-    /// Refuses an impossible number, or one in the other direction, which would be a slip.
+    /// Refuses an impossible number, or one in the other direction, which is probably a mistake.
     fn allows(self, wanted: u32, stored: &LayoutView) -> anyhow::Result<()> {
         let now = stored.partitions;
         let is_right = match self {
