@@ -309,11 +309,11 @@ mod tests {
 
     #[test]
     fn each_finding_has_a_name() {
-        let said = |state, ledger| verdict(Kind::Drone, state, ledger).to_string();
-        assert!(said(None, None).starts_with("LOST        1\n"));
-        assert!(said(Some(ProcessState::Processed), Some(TWICE)).starts_with("DOUBLE      1\n"));
-        assert!(said(Some(ProcessState::Cancelled), Some(PART)).starts_with("HALF-UNDONE 1\n"));
-        assert!(said(Some(ProcessState::Processed), Some(WHOLE)).starts_with("BALANCED    1 "));
+        let message = |state, ledger| verdict(Kind::Drone, state, ledger).to_string();
+        assert!(message(None, None).starts_with("LOST        1\n"));
+        assert!(message(Some(ProcessState::Processed), Some(TWICE)).starts_with("DOUBLE      1\n"));
+        assert!(message(Some(ProcessState::Cancelled), Some(PART)).starts_with("HALF-UNDONE 1\n"));
+        assert!(message(Some(ProcessState::Processed), Some(WHOLE)).starts_with("BALANCED    1 "));
     }
 
     #[test]

@@ -169,11 +169,11 @@ impl RunResults {
         self.inner().accepted(id, drawn, intended, at);
     }
 
-    /// Records a request that was not accepted. Status 0 means no answer. `said` is the answer, or
+    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer, or
     /// why there is none.
-    pub fn refused(&self, drawn: Drawn, status: u16, said: &str) {
+    pub fn refused(&self, drawn: Drawn, status: u16, message: &str) {
         let mut inner = self.inner();
-        inner.refuse(status, 1, said);
+        inner.refuse(status, 1, message);
         inner.last_answer = Some(Instant::now());
         let kind = inner.kind(drawn.kind);
         kind.answered += 1;
@@ -294,12 +294,12 @@ impl Inner {
         })
     }
 
-    fn refuse(&mut self, status: u16, count: u64, said: &str) {
+    fn refuse(&mut self, status: u16, count: u64, message: &str) {
         self.since.refused += count;
         let refused = self.refused.entry(status).or_default();
         refused.count += count;
         if refused.example.is_empty() {
-            refused.example = said.chars().take(EXAMPLE_CHARS_MAX).collect();
+            refused.example = message.chars().take(EXAMPLE_CHARS_MAX).collect();
         }
     }
 

@@ -30,8 +30,8 @@ fn run(scenario: &str, flags: &[&str]) -> Option<(Value, Output)> {
         .arg(&json)
         .output()
         .expect("the program was built");
-    let said = String::from_utf8_lossy(&output.stderr);
-    let report = std::fs::read(&json).unwrap_or_else(|_| panic!("there is no report:\n{said}"));
+    let message = String::from_utf8_lossy(&output.stderr);
+    let report = std::fs::read(&json).unwrap_or_else(|_| panic!("there is no report:\n{message}"));
     let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
     Some((report["runs"][0].clone(), output))
 }
@@ -53,12 +53,12 @@ fn kind<'a>(run: &'a Value, name: &str) -> &'a Value {
 }
 
 fn assert_balanced(run: &Value, output: &Output) {
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(run["failures"], serde_json::json!([]), "{said}");
-    assert!(output.status.success(), "{said}");
-    assert_eq!(run["verdict"]["judged"], run["accepted"], "{said}");
-    assert_eq!(run["open"], 0, "{said}");
-    assert!(said.contains("\nBALANCED "), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(run["failures"], serde_json::json!([]), "{message}");
+    assert!(output.status.success(), "{message}");
+    assert_eq!(run["verdict"]["judged"], run["accepted"], "{message}");
+    assert_eq!(run["open"], 0, "{message}");
+    assert!(message.contains("\nBALANCED "), "{message}");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_run_against_an_unreachable_address_fails_and_names_it() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let nobody = listener.local_addr().expect("it is bound").to_string();
     drop(listener);
-    for (flag, said) in [
+    for (flag, message) in [
         ("--http", "(--http) does not answer"),
         ("--services", "does not answer"),
     ] {
@@ -185,7 +185,7 @@ fn a_run_against_an_unreachable_address_fails_and_names_it() {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert!(
-            errors.contains(said) && errors.contains("refused"),
+            errors.contains(message) && errors.contains("refused"),
             "{errors}"
         );
         assert!(output.stdout.is_empty(), "there is no report");
@@ -215,16 +215,16 @@ fn an_interrupted_run_reports_the_results_so_far() {
     assert!(status.is_ok_and(|status| status.success()));
     for _ in progress {}
     let output = run.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(130), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{message}");
     assert!(
-        said.contains("FAILED      the run was interrupted"),
-        "{said}"
+        message.contains("FAILED      the run was interrupted"),
+        "{message}"
     );
     let report = std::fs::read(&json).expect("there is a report");
     let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
     let run = &report["runs"][0];
-    assert!(count(&run["accepted"]) > 0, "{said}");
+    assert!(count(&run["accepted"]) > 0, "{message}");
     assert_eq!(run["notJudged"], "the run was interrupted");
 }
 
@@ -258,9 +258,9 @@ fn a_run_fails_at_once_if_waybill_exits() {
     // Without the interruption it would wait for minutes.
     for _ in progress {}
     let output = run.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(!output.status.success(), "{said}");
-    assert!(said.contains("has ended"), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{message}");
+    assert!(message.contains("has ended"), "{message}");
 }
 
 #[test]
@@ -313,16 +313,16 @@ fn honest_clients_are_served_beside_an_attack() {
         .args(["--services", of("services")])
         .output()
         .expect("the program was built");
-    let said = String::from_utf8_lossy(&run.stdout);
-    assert!(run.status.success(), "{said}");
-    assert!(said.contains("\nBALANCED    100 "), "{said}");
+    let message = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{message}");
+    assert!(message.contains("\nBALANCED    100 "), "{message}");
     let attack = attack.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&attack.stdout);
-    let lines: Vec<&str> = said
+    let message = String::from_utf8_lossy(&attack.stdout);
+    let lines: Vec<&str> = message
         .lines()
         .filter(|line| line.contains(" steps, "))
         .collect();
-    assert_eq!(lines.len(), 13, "{said}");
+    assert_eq!(lines.len(), 13, "{message}");
     // Attackers that hold a connection until the end have not finished a step.
     let stepped = |kind: &str| {
         let line = lines.iter().find(|line| line.starts_with(kind));
@@ -339,7 +339,7 @@ fn honest_clients_are_served_beside_an_attack() {
         "ForeignPage",
         "BadFrames",
     ] {
-        assert!(stepped(kind), "{kind}: {said}");
+        assert!(stepped(kind), "{kind}: {message}");
     }
 }
 

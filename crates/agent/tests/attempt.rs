@@ -88,8 +88,8 @@ async fn a_panic_leaves_the_outcome_of_any_action_unknown() {
                 panic!("{action:?}: {outcome:?}");
             };
             assert_eq!(error.code, "agent-panicked");
-            let said = format!("the agent panicked: over {} {when}", action.as_str());
-            assert_eq!(error.message, said);
+            let text = format!("the agent panicked: over {} {when}", action.as_str());
+            assert_eq!(error.message, text);
         }
     }
 }

@@ -126,7 +126,7 @@ fn speaks_http(line: &str) -> bool {
 /// A line of the log without the name of the thread that begins it.
 fn without_thread(line: &str) -> &str {
     match line.strip_prefix("[thrd:") {
-        Some(rest) => rest.split_once("]: ").map_or(line, |(_, said)| said),
+        Some(rest) => rest.split_once("]: ").map_or(line, |(_, message)| message),
         None => line,
     }
 }

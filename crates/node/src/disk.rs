@@ -333,8 +333,11 @@ mod tests {
             size: 20 << 30,
         };
         assert_eq!(bounds_exceed(20 << 30, space, Path::new("data")), None);
-        let said = bounds_exceed(50 << 30, space, Path::new("data")).unwrap();
-        assert!(said.contains("50GiB") && said.contains("20GiB"), "{said}");
-        assert!(said.contains("broker.requestsDiskBytesMax"), "{said}");
+        let message = bounds_exceed(50 << 30, space, Path::new("data")).unwrap();
+        assert!(
+            message.contains("50GiB") && message.contains("20GiB"),
+            "{message}"
+        );
+        assert!(message.contains("broker.requestsDiskBytesMax"), "{message}");
     }
 }

@@ -195,13 +195,13 @@ fn an_invalid_log_filter_is_refused() {
     let by_variable = command(&["config", "check"]).envs(variable).output();
     for refused in [by_flag, by_variable.unwrap()] {
         assert_eq!(refused.status.code(), Some(2));
-        let said = String::from_utf8(refused.stderr).unwrap();
+        let message = String::from_utf8(refused.stderr).unwrap();
         for part in [
             "waybill: telemetry.logFilter (or --log) is invalid: ",
             "no log line has the target \"waybil_kafka\"",
             "waybill_kafka, ",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 }
@@ -220,12 +220,12 @@ fn an_unauthenticated_public_listener_is_refused_with_its_address() {
     ] {
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
             let refused = waybill(&[role, &[flag, address]].concat());
-            let said = String::from_utf8(refused.stderr).unwrap();
-            assert_eq!(refused.status.code(), Some(2), "{role:?} {flag}: {said}");
+            let message = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(2), "{role:?} {flag}: {message}");
             let named = format!("waybill: {key} ({flag}) is {address}: ");
-            assert!(said.starts_with(&named), "{said}");
+            assert!(message.starts_with(&named), "{message}");
             for way_out in ["loopback", "--insecure"] {
-                assert!(said.contains(way_out), "{said}");
+                assert!(message.contains(way_out), "{message}");
             }
         }
     }
@@ -266,9 +266,12 @@ fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() 
         std::fs::write(&file, format!("broker: {{{broker}}}\n")).unwrap();
         for command in [&["config", "check"][..], &["up"]] {
             let refused = waybill(&[command, &["--config", file.to_str().unwrap()]].concat());
-            let said = String::from_utf8(refused.stderr).unwrap();
-            assert_eq!(refused.status.code(), Some(2), "{command:?}: {said}");
-            assert!(said.starts_with(&format!("waybill: {problem}")), "{said}");
+            let message = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(2), "{command:?}: {message}");
+            assert!(
+                message.starts_with(&format!("waybill: {problem}")),
+                "{message}"
+            );
         }
     }
 }
@@ -305,19 +308,25 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
             .envs([(variable, file.as_str()), transport])
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{line:?} {file}: {said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line:?} {file}: {message}");
         let key = match (Path::new(&file).exists(), variable == workflows) {
             (true, _) => "",
             (false, true) => "workflows.files: ",
             (false, false) => "agents.files: ",
         };
-        assert!(said.starts_with(&format!("waybill: {key}{file}")), "{said}");
+        assert!(
+            message.starts_with(&format!("waybill: {key}{file}")),
+            "{message}"
+        );
         assert!(!Path::new(&data).exists(), "{line:?} {file}");
-        said
+        message
     };
-    let said = refused(&["up"], workflows, "w.yaml");
-    assert!(said.contains("unknown key steps.failureMax"), "{said}");
+    let message = refused(&["up"], workflows, "w.yaml");
+    assert!(
+        message.contains("unknown key steps.failureMax"),
+        "{message}"
+    );
     refused(&["up"], workflows, "missing.yaml");
     for role in ["agents", "ingestion", "scheduler", "supervisor"] {
         refused(&[&[role][..], &alone].concat(), workflows, "w.yaml");
@@ -350,9 +359,12 @@ fn check_and_start_refuse_a_configuration_without_agents() {
     let expected = "waybill: no agent to run: ";
     assert!(refused.1.starts_with(expected), "{}", refused.1);
     for line in [&["up"][..], &[&["agents"][..], &brokers].concat()] {
-        let (code, said) = run(line);
-        assert_eq!(code, refused.0, "{line:?}: {said}");
-        assert!(refused.1.starts_with(said.trim_end()), "{line:?}: {said}");
+        let (code, message) = run(line);
+        assert_eq!(code, refused.0, "{line:?}: {message}");
+        assert!(
+            refused.1.starts_with(message.trim_end()),
+            "{line:?}: {message}"
+        );
     }
     assert!(refused.1.contains("--role"), "{}", refused.1);
     let elsewhere = run(&[&["config", "check"][..], &brokers].concat());
@@ -393,9 +405,12 @@ fn a_configuration_of_one_role_is_checked_as_for_that_role() {
             "broker.listen",
         ),
     ] {
-        let (code, said) = check(flags);
-        assert_eq!(code, Some(2), "{flags:?}: {said}");
-        assert!(said.starts_with(&format!("waybill: {refused}")), "{said}");
+        let (code, message) = check(flags);
+        assert_eq!(code, Some(2), "{flags:?}: {message}");
+        assert!(
+            message.starts_with(&format!("waybill: {refused}")),
+            "{message}"
+        );
     }
     let elsewhere = check(&["--role", "broker", "--http", "0.0.0.0:0"]);
     assert_eq!(elsewhere.0, Some(0), "it does not listen there");
@@ -416,9 +431,9 @@ fn check_reads_a_workflow_from_a_pipe() {
     drop(pipe);
     let output = checking.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let said = String::from_utf8(output.stdout).unwrap();
+    let message = String::from_utf8(output.stdout).unwrap();
     let expected = "ok; agents that no file defines: walker\n";
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
 }
 
 #[test]
@@ -452,7 +467,7 @@ fn a_data_directory_that_is_a_file_is_refused_before_anything_listens() {
 
 #[test]
 fn missing_arguments_are_refused_and_failed_writes_are_errors() {
-    for (line, said) in [
+    for (line, message) in [
         (&["store", "check"][..], "waybill: --scylla is required: "),
         (&["store", "migrate"], "waybill: --scylla is required: "),
         (
@@ -473,7 +488,7 @@ fn missing_arguments_are_refused_and_failed_writes_are_errors() {
         let refused = waybill(line);
         let text = String::from_utf8(refused.stderr).unwrap();
         assert_eq!(refused.status.code(), Some(2), "{line:?}: {text}");
-        assert!(text.starts_with(said), "{text}");
+        assert!(text.starts_with(message), "{text}");
     }
     let dir = tempfile::tempdir().unwrap();
     let below_a_file = dir.path().join("file/man").display().to_string();

@@ -35,8 +35,8 @@ fn a_schema_is_written_to_the_file_that_a_flag_names() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("workflow.json");
     let out = file.to_str().unwrap();
-    let said = printed(&["schema", "workflow", "--out", out]);
-    assert_eq!(said, format!("schema {out}\n"));
+    let message = printed(&["schema", "workflow", "--out", out]);
+    assert_eq!(message, format!("schema {out}\n"));
     let written = std::fs::read_to_string(&file).unwrap();
     assert_eq!(written, printed(&["schema", "workflow"]));
 }

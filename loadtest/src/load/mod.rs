@@ -170,10 +170,10 @@ impl Load {
         }
     }
 
-    /// Records a request that was not accepted. Status 0 means no answer. `said` is the answer, or
+    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer, or
     /// why there is none.
-    fn refused(&self, drawn: Drawn, status: u16, said: &str) {
-        self.source.results.refused(drawn, status, said);
+    fn refused(&self, drawn: Drawn, status: u16, message: &str) {
+        self.source.results.refused(drawn, status, message);
     }
 }
 

@@ -262,8 +262,8 @@ fn claims_must_match_the_configuration() {
         (without_tenant, "names no tenant"),
     ];
     for (claims, expected) in cases {
-        let said = refused(&jwt, &key.token(&claims));
-        assert!(said.contains(expected), "{claims}: {said}");
+        let message = refused(&jwt, &key.token(&claims));
+        assert!(message.contains(expected), "{claims}: {message}");
     }
     for good in [
         with("aud", json!(["else", "waybill"])),

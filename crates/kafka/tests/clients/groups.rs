@@ -211,11 +211,11 @@ fn a_group_with_repeatedly_refused_commits_is_named_with_the_error() {
         !fixture.settings.group_commits.refused().is_empty()
     });
     let refused = fixture.settings.group_commits.refused();
-    let [said] = &refused[..] else {
+    let [message] = &refused[..] else {
         panic!("{refused:?}");
     };
     let group = format!("consumer group {}: ", fixture.name("g"));
-    assert!(said.starts_with(&group), "{said}");
+    assert!(message.starts_with(&group), "{message}");
     drop(member);
     assert!(fixture.settings.group_commits.refused().is_empty());
 }

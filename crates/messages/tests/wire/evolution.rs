@@ -165,14 +165,14 @@ fn every_schema_file_is_used_and_every_released_one_is_known() {
 
 /// Asserts that a schema and everything nested in it has docs and defaults.
 fn documented(schema: &Schema, at: &str) {
-    let said = |doc: &Option<String>| doc.as_ref().is_some_and(|doc| doc.len() > 5);
+    let is_documented = |doc: &Option<String>| doc.as_ref().is_some_and(|doc| doc.len() > 5);
     match schema {
         Schema::Record(record) => {
-            assert!(said(&record.doc), "{at} has no doc");
+            assert!(is_documented(&record.doc), "{at} has no doc");
             assert_eq!(record.name.namespace(), Some("waybill.v1"), "{at}");
             for field in &record.fields {
                 let at = format!("{at}.{}", field.name);
-                assert!(said(&field.doc), "{at} has no doc");
+                assert!(is_documented(&field.doc), "{at} has no doc");
                 if let Schema::Union(_) = field.schema {
                     let null = field
                         .default
@@ -184,10 +184,10 @@ fn documented(schema: &Schema, at: &str) {
             }
         }
         Schema::Enum(one) => {
-            assert!(said(&one.doc), "{at} has no doc");
+            assert!(is_documented(&one.doc), "{at} has no doc");
             assert!(one.default.is_some(), "{at} has no default symbol");
         }
-        Schema::Fixed(fixed) => assert!(said(&fixed.doc), "{at} has no doc"),
+        Schema::Fixed(fixed) => assert!(is_documented(&fixed.doc), "{at} has no doc"),
         Schema::Union(union) => {
             assert_eq!(union.variants()[0], Schema::Null, "{at}");
             assert_eq!(union.variants().len(), 2, "{at}");

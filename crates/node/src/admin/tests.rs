@@ -344,14 +344,17 @@ async fn the_log_filter_is_shown_and_changed() {
     );
     let debug = r#"{"filter":"info,waybill=debug"}"#;
     assert_eq!(ask(&admin, "PUT", "/log", debug).await, (200, debug.into()));
-    for (body, said) in [
+    for (body, message) in [
         (r#"{"filter":"bananas"}"#, "neither a level"),
         (r#"{"filter":"waybil_kafka=debug"}"#, "waybill_kafka, "),
         (r#"{"filter":7}"#, "must be a level"),
         ("{}", "must be a level"),
     ] {
         let (status, answer) = ask(&admin, "PUT", "/log", body).await;
-        assert!(status == 422 && answer.contains(said), "{status} {answer}");
+        assert!(
+            status == 422 && answer.contains(message),
+            "{status} {answer}"
+        );
     }
     assert_eq!(ask(&admin, "GET", "/log", "").await, (200, debug.into()));
 }

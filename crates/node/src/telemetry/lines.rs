@@ -138,8 +138,8 @@ mod tests {
     fn json_lines_contain_only_visible_characters() {
         let line = written(json);
         assert!(line.trim_end().chars().all(|c| is_visible(c) || c == ' '));
-        let said: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(said["tenant"], HOSTILE);
-        assert_eq!(said["message"], format!("asked by {HOSTILE}"));
+        let parsed: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(parsed["tenant"], HOSTILE);
+        assert_eq!(parsed["message"], format!("asked by {HOSTILE}"));
     }
 }

@@ -150,14 +150,14 @@ impl DeadLetter {
     /// The position of the original record. Valid only if the dead letter is on that topic's
     /// dead-letter topic.
     pub(super) fn source(&self) -> Result<Position, Unplaced> {
-        let said = (|| {
+        let source = (|| {
             Some(Position {
                 topic: self.error(headers::ERRORS_TOPIC)?.into_owned(),
                 partition: PartitionId(self.error(headers::ERRORS_PARTITION)?.parse().ok()?),
                 offset: Offset(self.error(headers::ERRORS_OFFSET)?.parse().ok()?),
             })
         })();
-        let source = said.ok_or(Unplaced::Unsaid)?;
+        let source = source.ok_or(Unplaced::Unsaid)?;
         if Topics::dead_letter(&source.topic) != self.position.topic {
             return Err(Unplaced::Foreign(source.topic));
         }
@@ -279,8 +279,8 @@ mod tests {
         let dead_letter = dead("t", &[mark], "t.dlq");
         assert_eq!(dead_letter.source().unwrap().to_string(), "t/3/17");
         let refused = dead_letter.destination().unwrap_err();
-        let said = "records at t/3/17 could not be decoded";
-        assert!(refused.to_string().contains(said), "{refused}");
+        let cause = "records at t/3/17 could not be decoded";
+        assert!(refused.to_string().contains(cause), "{refused}");
     }
 
     #[test]

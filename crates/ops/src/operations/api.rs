@@ -428,9 +428,9 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         None => text,
     };
     for field in problem.errors.iter().take(FIELDS_SHOWN_MAX) {
-        let said = format!("{} {}", field.place(), field.detail);
+        let message = format!("{} {}", field.place(), field.detail);
         text.push_str("; ");
-        text.push_str(said.trim_start());
+        text.push_str(message.trim_start());
     }
     escaped(&text)
 }

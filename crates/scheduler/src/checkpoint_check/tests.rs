@@ -214,11 +214,14 @@ fn a_refused_topic_is_named_with_both_ids() {
             found: TopicId(0),
         },
     };
-    let said = mismatch.to_string();
-    assert!(said.starts_with("requests: no record is done"), "{said}");
+    let message = mismatch.to_string();
     assert!(
-        said.contains("its id was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
-        "{said}"
+        message.starts_with("requests: no record is done"),
+        "{message}"
+    );
+    assert!(
+        message.contains("its id was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
+        "{message}"
     );
 }
 

@@ -80,7 +80,7 @@ struct Observed {
 struct Part {
     number: usize,
     first: Vec<u8>,
-    said: DamagedPart,
+    report: DamagedPart,
 }
 
 impl Damages {
@@ -91,7 +91,7 @@ impl Damages {
         parts.sort_by_key(|part| part.number);
         DamageReport {
             refused: observed.refused.clone(),
-            parts: parts.into_iter().map(|part| part.said.clone()).collect(),
+            parts: parts.into_iter().map(|part| part.report.clone()).collect(),
             more: observed.more,
         }
     }
@@ -146,7 +146,7 @@ impl Damages {
         if self.observed().parts.contains_key(&key) {
             return;
         }
-        let said = DamagedPart {
+        let report = DamagedPart {
             table,
             entries: keys::in_words(table, first, last),
             files: files(keyspace, first, last),
@@ -159,15 +159,15 @@ impl Damages {
         }
         tracing::error!(
             table,
-            entries = said.entries,
-            files = ?said.files,
+            entries = report.entries,
+            files = ?report.files,
             cause,
             "skipped damaged entries of the state store"
         );
         let part = Part {
             number: observed.parts.len(),
             first: first.to_vec(),
-            said,
+            report,
         };
         observed.parts.insert(key, part);
     }

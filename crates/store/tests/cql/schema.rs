@@ -49,24 +49,24 @@ async fn an_existing_schema_is_not_created_again() {
         return;
     };
     for (is_made, wanted) in [(false, true), (true, false)] {
-        let said = Overheard::line_to(subject.server.as_ref().unwrap()).await;
+        let proxy = RecordingProxy::line_to(subject.server.as_ref().unwrap()).await;
         let mut config = subject.config();
-        config.contact_points = vec![said.address.to_string()];
+        config.contact_points = vec![proxy.address.to_string()];
         CqlStore::migrate(&config).await.unwrap();
-        let defined = said.said("CREATE TABLE");
+        let defined = proxy.received("CREATE TABLE");
         assert_eq!(defined, wanted, "the schema was there: {is_made}");
-        assert!(said.said("schema_versions"), "it was requested");
+        assert!(proxy.received("schema_versions"), "it was requested");
     }
     subject.clean_up().await;
 }
 
 /// What clients send to a server.
-struct Overheard {
+struct RecordingProxy {
     address: SocketAddr,
     bytes: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Overheard {
+impl RecordingProxy {
     async fn line_to(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -95,11 +95,11 @@ impl Overheard {
         Self { address, bytes }
     }
 
-    fn said(&self, text: &str) -> bool {
+    fn received(&self, text: &str) -> bool {
         let bytes = self.bytes.lock().unwrap();
         bytes
             .windows(text.len())
-            .any(|said| said == text.as_bytes())
+            .any(|window| window == text.as_bytes())
     }
 }
 

@@ -291,8 +291,8 @@ fn run(command: &mut Command) -> Result<(), String> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            Err(said.lines().last().unwrap_or("it fails").to_owned())
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            Err(message.lines().last().unwrap_or("it fails").to_owned())
         }
         Err(error) => Err(error.to_string()),
     }

@@ -110,11 +110,11 @@ async fn nothing_is_sent_without_the_required_tls() {
         let given_up = matches!(error, Undeliverable::GivenUp { attempts: 2, .. });
         assert!(given_up, "{tls:?}: {error:?}");
         let seen = server.seen();
-        let said: Vec<_> = seen.commands.iter().map(String::as_str).collect();
+        let commands: Vec<_> = seen.commands.iter().map(String::as_str).collect();
         let secrets = ["AUTH", "MAIL", "RCPT", "DATA"];
         assert!(
-            !said.iter().any(|c| secrets.contains(c)),
-            "{tls:?}: {said:?}"
+            !commands.iter().any(|c| secrets.contains(c)),
+            "{tls:?}: {commands:?}"
         );
         assert_eq!(seen.connections, 2, "{tls:?}");
     }

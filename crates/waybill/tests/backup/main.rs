@@ -66,17 +66,17 @@ fn waybill(arguments: &[&str]) -> Output {
 fn backup(setup: &Setup, file: &Path) -> String {
     let admin = setup.address("admin").to_string();
     let made = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
-    said(&made, 0)
+    message(&made, 0)
 }
 
 /// Runs `waybill restore` to the data directory of a setup.
 fn restore(file: &Path, data_dir: &Path, code: i32) -> String {
     let data_dir = data_dir.to_str().unwrap();
     let restored = waybill(&["restore", file.to_str().unwrap(), "--data-dir", data_dir]);
-    said(&restored, code)
+    message(&restored, code)
 }
 
-fn said(output: &Output, code: i32) -> String {
+fn message(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8(both).unwrap()
@@ -258,7 +258,7 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     let admin = setup.address("admin").to_string();
     let file = setup.path("second.backup");
     let refused = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
-    let refused = said(&refused, 1);
+    let refused = message(&refused, 1);
     assert!(refused.contains("another backup"), "{refused}");
     assert!(!file.exists() && !setup.path("second.backup.partial").exists());
     // The setup continues meanwhile, and the next backup can be made afterwards.

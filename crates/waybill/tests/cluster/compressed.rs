@@ -86,13 +86,13 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     ] {
         let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);
         assert!(!refused.status.success(), "{role}: {refused:?}");
-        let said = String::from_utf8_lossy(&refused.stderr);
+        let message = String::from_utf8_lossy(&refused.stderr);
         for topic in topics {
             for part in [
                 format!("topic {topic}: compression.type is producer, and must be uncompressed"),
                 format!("--entity-name {topic} --add-config compression.type=uncompressed"),
             ] {
-                assert!(said.contains(&part), "{role}: {part}: {said}");
+                assert!(message.contains(&part), "{role}: {part}: {message}");
             }
         }
     }

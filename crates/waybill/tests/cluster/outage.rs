@@ -280,7 +280,7 @@ async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
         let what = "the partitions are given up";
         let given_up = async || {
             let readiness = scheduler.readiness().await;
-            readiness.is_some_and(|said| said.starts_with("waiting for: lease of partition"))
+            readiness.is_some_and(|message| message.starts_with("waiting for: lease of partition"))
         };
         scheduler.setup.eventually(what, given_up).await;
     }
@@ -288,7 +288,7 @@ async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
     let supervisor = &patient[2];
     let is_told = async || {
         let readiness = supervisor.readiness().await;
-        readiness.is_some_and(|said| said.starts_with("waiting for: the state store"))
+        readiness.is_some_and(|message| message.starts_with("waiting for: the state store"))
     };
     let what = "the supervisor logs what it cannot reach";
     supervisor.setup.eventually(what, is_told).await;

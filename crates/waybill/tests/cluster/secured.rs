@@ -241,9 +241,9 @@ async fn deliveries_complete_over_tls_with_logins_and_no_log_shows_a_secret() {
         &["topics", "verify"],
     ] {
         let ran = site.run(&config, arguments);
-        let said = text(&ran);
-        assert!(ran.status.success(), "{arguments:?}: {said}");
-        site.assert_no_secret(&said);
+        let message = text(&ran);
+        assert!(ran.status.success(), "{arguments:?}: {message}");
+        site.assert_no_secret(&message);
     }
     let services = site.start("services", &[], Some("services"));
     let address = services.setup.address("services").to_string();
@@ -335,7 +335,7 @@ async fn a_role_whose_login_is_refused_ends_with_the_reason_and_without_a_secret
         *at(&mut config, key) = value.clone();
         let started = Instant::now();
         let refused = site.run(&config, arguments);
-        let said = text(&refused);
+        let message = text(&refused);
         println!(
             "measured: {arguments:?} with another {key} ended after {:?}",
             started.elapsed()
@@ -343,17 +343,17 @@ async fn a_role_whose_login_is_refused_ends_with_the_reason_and_without_a_secret
         assert_eq!(
             refused.status.code(),
             Some(1),
-            "{arguments:?} {key}: {said}"
+            "{arguments:?} {key}: {message}"
         );
         assert!(started.elapsed() < PATIENCE, "{arguments:?} {key}");
         // Reported by the program, and not only logged by librdkafka.
         let own = |line: &&str| !line.contains("librdkafka:");
-        let own: Vec<&str> = said.lines().filter(own).collect();
+        let own: Vec<&str> = message.lines().filter(own).collect();
         assert!(
             own.iter().any(|line| line.contains(why)),
             "{arguments:?} {key}: {own:?}"
         );
-        site.assert_no_secret(&said);
+        site.assert_no_secret(&message);
     };
     // In parallel, because each case waits for the brokers' time-out.
     std::thread::scope(|scope| {

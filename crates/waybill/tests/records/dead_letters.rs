@@ -234,10 +234,10 @@ fn replaying_all_continues_where_it_stopped_and_skips_records_without_a_destinat
         Some(1),
         "two dead letters have no source"
     );
-    let said = String::from_utf8_lossy(&some.stderr).into_owned();
+    let shown_text = String::from_utf8_lossy(&some.stderr).into_owned();
     assert!(
-        said.contains("120 replayed, 0 replayed before, 2 failed"),
-        "{said}"
+        shown_text.contains("120 replayed, 0 replayed before, 2 failed"),
+        "{shown_text}"
     );
     assert_eq!(
         setup

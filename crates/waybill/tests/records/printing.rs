@@ -213,9 +213,9 @@ fn unreachable_brokers_and_invalid_arguments_are_errors() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8(output.stderr).unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(
-            said,
+            message,
             format!("waybill: no broker answered at {away}: Connection refused (os error 111)\n")
         );
     }

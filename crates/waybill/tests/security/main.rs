@@ -107,10 +107,10 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
     ] {
         let untrusted = site.run_without_ca(command, Some(&operator));
         assert_eq!(untrusted.code, code, "{}", untrusted.text);
-        let said = &untrusted.text;
+        let message = &untrusted.text;
         let helps = "answers, but its certificate is not trusted (self-signed certificate); --ca-file or WAYBILL_CA_FILE";
-        assert!(said.contains(helps), "{command:?}: {said}");
-        assert!(!said.contains("ssl/"), "{command:?}: {said}");
+        assert!(message.contains(helps), "{command:?}: {message}");
+        assert!(!message.contains("ssl/"), "{command:?}: {message}");
     }
 
     let metrics = http.get(format!("{admin}/metrics")).send().await.unwrap();
@@ -136,11 +136,14 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
     assert!(refused.text.contains("403"), "{}", refused.text);
     let shards = "does not report whether shards are stopped: 403 Forbidden";
     for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "note ", true)] {
-        let said = site.run(&doctor, Some(token)).text;
-        assert!(said.contains(&format!("{verdict} leases")), "{said}");
-        assert!(said.contains("note  lag"), "no broker can be asked: {said}");
-        assert!(said.contains("ok    api"), "{said}");
-        assert_eq!(said.contains(shards), is_refused, "{said}");
+        let message = site.run(&doctor, Some(token)).text;
+        assert!(message.contains(&format!("{verdict} leases")), "{message}");
+        assert!(
+            message.contains("note  lag"),
+            "no broker can be asked: {message}"
+        );
+        assert!(message.contains("ok    api"), "{message}");
+        assert_eq!(message.contains(shards), is_refused, "{message}");
     }
 
     let output = up.stop();

@@ -67,14 +67,14 @@ async fn a_damaged_store_block_harms_only_its_operations() {
     let of_damage = findings
         .iter()
         .filter(|finding| finding["what"] == "damage");
-    let said: String = of_damage
-        .filter_map(|finding| finding["said"].as_str())
+    let message: String = of_damage
+        .filter_map(|finding| finding["message"].as_str())
         .collect();
     for id in &damaged {
         assert!(readiness.contains(id), "{id} is not in {readiness:?}");
-        assert!(said.contains(id), "{id} is not in {said:?}");
+        assert!(message.contains(id), "{id} is not in {message:?}");
     }
-    assert!(said.contains(&file.display().to_string()), "{said:?}");
+    assert!(message.contains(&file.display().to_string()), "{message:?}");
 }
 
 /// Flushes the rows to a table on disk and changes a bit in one of its blocks.
@@ -136,17 +136,20 @@ async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position()
     let named = format!("{topic} partition 0 is damaged at offset 1");
     setup
         .eventually("readiness names the damage", async || {
-            let (status, said) = readyz().await;
-            status == 503 && said.contains(&named)
+            let (status, message) = readyz().await;
+            status == 503 && message.contains(&named)
         })
         .await;
     let doctor = run(&setup, &["doctor"]);
-    let said = String::from_utf8_lossy(&doctor.stdout);
+    let message = String::from_utf8_lossy(&doctor.stdout);
     let command = format!("waybill broker repair --topic {topic} --partition 0");
-    assert!(said.contains(&named) && said.contains(&command), "{said}");
+    assert!(
+        message.contains(&named) && message.contains(&command),
+        "{message}"
+    );
     let schedulers = setup.client.get(setup.url("admin", "/schedulers")).send();
-    let said = schedulers.await.expect("it answers").text().await;
-    assert!(said.is_ok_and(|said| said.contains(&command)));
+    let message = schedulers.await.expect("it answers").text().await;
+    assert!(message.is_ok_and(|message| message.contains(&command)));
     for id in &ids[1..] {
         assert_ne!(setup.state(id).await.as_deref(), Some("Processed"), "{id}");
     }

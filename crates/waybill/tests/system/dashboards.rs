@@ -89,13 +89,13 @@ fn every_dashboard_and_panel_has_a_description() {
             let title = panel["title"].as_str().unwrap_or_default();
             let defaults = &panel["fieldConfig"]["defaults"];
             assert!(!title.is_empty(), "{name}: a panel without a title");
-            for (what, said) in [
+            for (what, message) in [
                 ("description", &panel["description"]),
                 ("unit", &defaults["unit"]),
                 ("text for no value", &defaults["noValue"]),
             ] {
-                let said = said.as_str().unwrap_or_default();
-                assert!(!said.is_empty(), "{name}: {title} has no {what}");
+                let message = message.as_str().unwrap_or_default();
+                assert!(!message.is_empty(), "{name}: {title} has no {what}");
             }
             let kind = panel["type"].as_str().unwrap_or_default();
             assert!(KINDS.contains(&kind), "{name}: {title} is a {kind}");

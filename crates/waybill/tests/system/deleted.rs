@@ -317,17 +317,17 @@ async fn refused(setup: &Setup, why: &str) -> String {
     assert!(readiness.contains(why), "{readiness}");
     assert!(readiness.contains(SKIP), "{readiness}");
     // If the records of the log differ, the lease expires.
-    let mut said = String::new();
+    let mut message = String::new();
     let leases = r#""what":"leases","verdict":"bad""#;
     setup
         .eventually("doctor misses the owners", async || {
             let doctor = doctor(setup);
             assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
-            said = String::from_utf8_lossy(&doctor.stdout).into_owned();
-            said.contains(leases)
+            message = String::from_utf8_lossy(&doctor.stdout).into_owned();
+            message.contains(leases)
         })
         .await;
-    assert!(said.contains(why), "{said}");
+    assert!(message.contains(why), "{message}");
     readiness
 }
 

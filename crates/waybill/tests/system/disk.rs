@@ -100,10 +100,10 @@ async fn run(setup: &Setup, running: bool) {
         let answer = setup.client.put(url).json(&body).send().await;
         let answer = answer.expect("the admin port answers");
         let status = answer.status();
-        let said = answer.text().await.unwrap_or_default();
+        let message = answer.text().await.unwrap_or_default();
         assert!(
             status.is_success(),
-            "{status}: {said}\n{}",
+            "{status}: {message}\n{}",
             setup.log_tail()
         );
     }

@@ -89,7 +89,7 @@ fn text_of_a_report_never_becomes_markup() {
 fn the_verdict_and_the_failures_are_shown_with_examples() {
     let page = page(&sample::report(1.0));
     let failed = between(&page, "<section id=\"run-2\"", "<section id=\"run-3\"");
-    for said in [
+    for message in [
         "✗ FAILED",
         "✗ LOST 412",
         "✗ DOUBLE 2",
@@ -98,7 +98,7 @@ fn the_verdict_and_the_failures_are_shown_with_examples() {
         "4f2a6c1b8e04: no final state; nothing in the ledger",
         ", of which 5:",
     ] {
-        assert!(failed.contains(said), "{said}");
+        assert!(failed.contains(message), "{message}");
     }
     assert!(!failed.contains("BALANCED") && !failed.contains("HALF-UNDONE"));
     let good = between(&page, "<section id=\"run-1\"", "<section id=\"run-2\"");
@@ -127,13 +127,13 @@ fn goals_are_reported_as_met_missed_or_not_measured() {
 fn an_empty_run_is_rendered() {
     let page = page_of(vec![sample::empty()]);
     assert_eq!(check_well_formed(&page), Ok(()));
-    for said in [
+    for message in [
         "No samples were taken",
         "has no phases",
         "No process was watched",
         "not judged",
     ] {
-        assert!(page.contains(said), "{said}");
+        assert!(page.contains(message), "{message}");
     }
     for wrong in ["NaN", "inf", ">-", "<svg"] {
         let body = between(&page, "<body>", "<script>");

@@ -243,10 +243,10 @@ fn values_kept_by_agents_of_other_files_are_not_checked() {
 fn a_request_that_cannot_be_loaded_is_named_with_its_agent() {
     let agents = changed(AGENTS, "/look }", "'/{{nothing}}' }");
     let error = check(WORKFLOW, &agents).unwrap_err();
-    let said = chain(&error);
+    let message = chain(&error);
     assert!(
-        said.starts_with(r#"agent "book" cannot be loaded: `steps.look.path`"#),
-        "{said}"
+        message.starts_with(r#"agent "book" cannot be loaded: `steps.look.path`"#),
+        "{message}"
     );
 }
 

@@ -148,8 +148,8 @@ fn a_wrong_number_of_partitions_is_reported_with_its_fix() {
             panic!("{findings:?}")
         };
         assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
-        let said = finding.to_string();
-        assert!(said.ends_with(fix), "{said}");
+        let message = finding.to_string();
+        assert!(message.ends_with(fix), "{message}");
     }
 }
 

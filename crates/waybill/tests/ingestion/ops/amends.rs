@@ -67,9 +67,16 @@ async fn a_cancel_follows_its_pending_request_and_a_repeat_has_the_same_id() {
             (id, Some("o-1"))
         );
     }
-    let said = |(_, amend): &(Lying, AmendRequest)| (amend.asked_by.clone(), amend.reason.clone());
-    assert_eq!(said(&amendments[0]), ("kim".to_owned(), "twice".to_owned()));
-    assert_eq!(said(&amendments[2]), (String::new(), "again".to_owned()));
+    let requester_and_reason =
+        |(_, amend): &(Lying, AmendRequest)| (amend.asked_by.clone(), amend.reason.clone());
+    assert_eq!(
+        requester_and_reason(&amendments[0]),
+        ("kim".to_owned(), "twice".to_owned())
+    );
+    assert_eq!(
+        requester_and_reason(&amendments[2]),
+        (String::new(), "again".to_owned())
+    );
     setup.ingestion.shutdown().await;
 }
 
@@ -320,10 +327,10 @@ async fn the_location_determines_the_tenant_of_a_forgotten_pending_request() {
         assert_eq!(patched.status().as_u16(), expected, "{path}");
     }
     let asked = setup.amendments();
-    let said = asked
+    let requested = asked
         .iter()
         .map(|(_, amend)| (amend.operation, amend.tenant.as_str()));
-    assert_eq!(said.collect::<Vec<_>>(), [(id, "acme"); 4]);
+    assert_eq!(requested.collect::<Vec<_>>(), [(id, "acme"); 4]);
     setup.ingestion.shutdown().await;
 }
 

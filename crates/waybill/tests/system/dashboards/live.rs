@@ -122,8 +122,8 @@ async fn every_panel_shows_data_of_a_running_installation() {
         if empty.is_empty() {
             return;
         }
-        let said = empty.join("\n");
-        assert!(Instant::now() < deadline, "nothing to show:\n{said}");
+        let message = empty.join("\n");
+        assert!(Instant::now() < deadline, "nothing to show:\n{message}");
         // Keeps the system busy, because panels show the last half minute.
         let more = (0..20).map(|index| delivery(&format!("round-{round}-{index}"), false));
         setup.deliver_each(more).await;
