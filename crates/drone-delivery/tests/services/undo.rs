@@ -117,7 +117,7 @@ async fn every_effect_is_probed_and_undone_at_its_service() {
     }
     let all: Vec<_> = EFFECTS
         .into_iter()
-        .flat_map(|(_, step)| ["made", "undone"].map(|message| (step.to_owned(), message)))
+        .flat_map(|(_, step)| ["made", "undone"].map(|outcome| (step.to_owned(), outcome)))
         .collect();
     assert_eq!(site.all_entries("op").await, all);
 }

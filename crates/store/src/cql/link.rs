@@ -512,7 +512,7 @@ mod tests {
         assert!(!source.is::<NoAnswer>(), "{source}");
     }
 
-    fn message(error: DbError) -> ExecutionError {
+    fn failed(error: DbError) -> ExecutionError {
         RequestAttemptError::DbError(error, String::new()).into()
     }
 
@@ -531,13 +531,13 @@ mod tests {
             alive: 1,
         };
         for (error, wanted) in [
-            (message(DbError::Invalid), Failure::Refused),
-            (message(DbError::Unauthorized), Failure::Refused),
-            (message(unavailable), Failure::NotDone),
+            (failed(DbError::Invalid), Failure::Refused),
+            (failed(DbError::Unauthorized), Failure::Refused),
+            (failed(unavailable), Failure::NotDone),
             (ExecutionError::EmptyPlan, Failure::NotDone),
-            (message(timed_out), Failure::Unknown),
-            (message(DbError::ServerError), Failure::Unknown),
-            (message(DbError::Other(0x1700)), Failure::Unknown),
+            (failed(timed_out), Failure::Unknown),
+            (failed(DbError::ServerError), Failure::Unknown),
+            (failed(DbError::Other(0x1700)), Failure::Unknown),
             (
                 ExecutionError::RequestTimeout(Duration::ZERO),
                 Failure::Unknown,
@@ -550,13 +550,13 @@ mod tests {
     #[tokio::test]
     async fn a_transaction_with_too_few_replicas_may_still_have_been_applied() {
         let unavailable = || {
-            message(DbError::Unavailable {
+            failed(DbError::Unavailable {
                 consistency: Consistency::LocalSerial,
                 required: 2,
                 alive: 1,
             })
         };
-        let refused = message(DbError::Invalid);
+        let refused = failed(DbError::Invalid);
         assert_eq!(failure_of_transaction(&unavailable()), Failure::Unknown);
         assert_eq!(failure_of_transaction(&refused), Failure::Refused);
         let not_sent = ExecutionError::EmptyPlan;
@@ -605,7 +605,7 @@ mod tests {
         );
 
         let mut refused = retries(Duration::from_secs(3_600));
-        let error = refused.after(message(DbError::Invalid)).await;
+        let error = refused.after(failed(DbError::Invalid)).await;
         assert!(
             matches!(error, Err(StoreError::Unavailable { .. })),
             "{error:?}"

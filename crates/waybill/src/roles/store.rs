@@ -27,12 +27,12 @@ pub(super) fn messages_of(damage: &DamageReport) -> Vec<String> {
     let refused = damage.refused.iter();
     let refused = refused.map(|cause| format!("the state store refuses every write: {cause}"));
     let parts = damage.parts.iter().map(ToString::to_string);
-    let mut message: Vec<String> = refused.chain(parts).collect();
+    let mut messages: Vec<String> = refused.chain(parts).collect();
     if damage.more > 0 {
         let more = counted(damage.more, "more damaged part");
-        message.push(format!("{more} of the store"));
+        messages.push(format!("{more} of the store"));
     }
-    message
+    messages
 }
 
 /// An open store.
