@@ -120,7 +120,7 @@ async fn topics(
 ) -> anyhow::Result<Vec<Finding>> {
     let mut wrong = site.findings(config).await?;
     if let Some(layout) = layout {
-        site.drop_numbers_that_stand(&mut wrong, layout);
+        site.drop_stored_numbers(&mut wrong, layout);
     }
     if wrong.is_empty() {
         let message = format!("{} topics match the requirements", site.topics());
