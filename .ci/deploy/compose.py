@@ -42,7 +42,7 @@ def main():
 
 
 def check_any(name, service, services, root):
-    """What holds of every service, whoever made its image."""
+    """What holds of every service, whatever its image."""
     image = service["image"]
     if not re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image):
         wrong.append(f"{name}: {image} is no exact version")

@@ -276,24 +276,24 @@ def listen(_):
             "enable.auto.commit": False,
         }
     )
-    # Every step is told on our own topic. Copies there are not waited for, so that one can be missing
+    # Every step is published on our own topic. Copies there are not waited for, so that one can be missing
     # where a broker or scheduler dies; the end of every operation is on the common topic for sure.
     consumer.subscribe([OURS, STATUSES])
     with psycopg.connect(DATABASE, autocommit=True) as db:
         log("listening")
         while True:
             messages = consumer.consume(num_messages=100, timeout=1.0)
-            heard = [message for message in messages if is_record(message)]
-            if not heard:
+            records = [message for message in messages if is_record(message)]
+            if not records:
                 continue
             with db.transaction():
-                for message in heard:
+                for message in records:
                     take_in(db, message)
-            # Only now: killed before, it hears the same again, which changes nothing.
+            # Only now: killed before, it reads the same records again, which changes nothing.
             try:
                 consumer.commit(asynchronous=False)
             except KafkaException as error:
-                log(f"not committed, will hear it again: {error}")
+                log(f"not committed, it will be delivered again: {error}")
 
 
 def is_record(message):

@@ -1,4 +1,4 @@
-//! Rows of the embedded store: whatever lies on disk is told to be corrupt, or is a row that is written so that it reads the
+//! Rows of the embedded store: whatever lies on disk is reported as corrupt, or is a row that is written so that it reads the
 //! same.
 #![no_main]
 

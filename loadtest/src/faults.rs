@@ -67,10 +67,10 @@ fn path(service: &str) -> String {
 }
 
 fn answered_well<B: AsRef<[u8]>>((status, body): (StatusCode, B)) -> anyhow::Result<()> {
-    let said = String::from_utf8_lossy(body.as_ref());
+    let message = String::from_utf8_lossy(body.as_ref());
     anyhow::ensure!(
         status.is_success(),
-        "the services answered {status}: {said}"
+        "the services answered {status}: {message}"
     );
     Ok(())
 }

@@ -16,8 +16,8 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use waybill_engine::{OperationId, ProcessState};
 
-use crate::book::Book;
 use crate::load::client::Client;
+use crate::results::RunResults;
 use crate::scenario::kind::Kind;
 use crate::verdict::{Findings, Verdict};
 
@@ -50,12 +50,12 @@ struct Effects<'a> {
 ///
 /// If the ledger cannot be read.
 pub async fn judge(
-    book: &Book,
+    results: &RunResults,
     services: SocketAddr,
     deadline: Instant,
 ) -> anyhow::Result<Verdict> {
     loop {
-        let verdict = judge_once(book, services)
+        let verdict = judge_once(results, services)
             .await
             .context("cannot read the ledger")?;
         if verdict.is_balanced() || Instant::now() >= deadline {
@@ -65,8 +65,8 @@ pub async fn judge(
     }
 }
 
-async fn judge_once(book: &Book, services: SocketAddr) -> anyhow::Result<Verdict> {
-    let mut judge = Judge::of(book.states());
+async fn judge_once(results: &RunResults, services: SocketAddr) -> anyhow::Result<Verdict> {
+    let mut judge = Judge::of(results.states());
     let mut client = Client::new(services);
     let mut path = format!("/ledger/operations?limit={PAGE_OPERATIONS}");
     loop {
@@ -308,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn each_finding_has_its_word() {
-        let said = |state, ledger| verdict(Kind::Drone, state, ledger).to_string();
-        assert!(said(None, None).starts_with("LOST        1\n"));
-        assert!(said(Some(ProcessState::Processed), Some(TWICE)).starts_with("DOUBLE      1\n"));
-        assert!(said(Some(ProcessState::Cancelled), Some(PART)).starts_with("HALF-UNDONE 1\n"));
-        assert!(said(Some(ProcessState::Processed), Some(WHOLE)).starts_with("BALANCED    1 "));
+    fn each_finding_has_a_name() {
+        let message = |state, ledger| verdict(Kind::Drone, state, ledger).to_string();
+        assert!(message(None, None).starts_with("LOST        1\n"));
+        assert!(message(Some(ProcessState::Processed), Some(TWICE)).starts_with("DOUBLE      1\n"));
+        assert!(message(Some(ProcessState::Cancelled), Some(PART)).starts_with("HALF-UNDONE 1\n"));
+        assert!(message(Some(ProcessState::Processed), Some(WHOLE)).starts_with("BALANCED    1 "));
     }
 
     #[test]
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_is_counted_however_many_there_are_and_shown_a_few_times() {
+    fn every_finding_is_counted_and_a_few_are_shown() {
         let ids = (0..8).map(id);
         let accepted = ids.map(|id| (id, (Kind::Drone, None)));
         let verdict = Judge::of(accepted.collect()).end();

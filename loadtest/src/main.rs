@@ -7,7 +7,6 @@
 //! usage.
 
 mod attack;
-mod book;
 mod commands;
 mod faults;
 mod installation;
@@ -17,6 +16,7 @@ mod load;
 mod measure;
 mod model;
 mod report;
+mod results;
 mod scenario;
 mod schedulers;
 mod suite;

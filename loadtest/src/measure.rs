@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use waybill_usage::Usage;
 
-use crate::book::{Book, Outcome, Refused};
 use crate::faults;
 use crate::installation::Installation;
 use crate::interrupt::{Interrupt, Interrupted};
@@ -20,6 +19,7 @@ use crate::judge;
 use crate::load::garbage::Garbage;
 use crate::load::{self, Target};
 use crate::model::{KindOutcome, Percentiles, Phase, Process, Run, Sample, Tenant};
+use crate::results::{Outcome, Refused, RunResults};
 use crate::scenario::kind::Kind;
 use crate::scenario::{Expect, Scenario};
 use crate::schedulers::Schedulers;
@@ -118,13 +118,17 @@ async fn see(
 ) -> anyhow::Result<Seen> {
     let (schedule, deck) = (scenario.schedule(), scenario.deck());
     let phases = scenario.phases.len();
-    let book = Arc::new(Book::new(schedule.count(), phases, deck.tenants().len()));
+    let results = Arc::new(RunResults::new(
+        schedule.count(),
+        phases,
+        deck.tenants().len(),
+    ));
     let interrupt = &options.interrupt;
     let topics = interrupt.unless(installation.topics()).await?;
     let is_followed = !scenario.drain.is_zero();
     let statuses = match is_followed {
         true => {
-            let statuses = Statuses::follow(&installation.brokers, &topics, book.clone());
+            let statuses = Statuses::follow(&installation.brokers, &topics, results.clone());
             let statuses = interrupt.unless(statuses).await;
             Some(statuses.with_context(|| {
                 let status = topics.operation_status();
@@ -147,10 +151,10 @@ async fn see(
     let before = usages(&processes)?;
 
     let began = Instant::now() + LEAD;
-    book.begin(began);
+    results.begin(began);
     let sampler = Sampler::start(
         scenario,
-        book.clone(),
+        results.clone(),
         processes.clone(),
         began,
         options.is_quiet,
@@ -166,7 +170,13 @@ async fn see(
         brokers: &installation.brokers,
         topics: &topics,
     };
-    let sent = load::send(scenario, &target, &book, garbage.clone(), (began, deadline));
+    let sent = load::send(
+        scenario,
+        &target,
+        &results,
+        garbage.clone(),
+        (began, deadline),
+    );
     // After the start, an interruption ends the requests and not the report.
     let sent = interrupt.unless(sent).await;
     let mut after = usages(&processes);
@@ -219,7 +229,7 @@ async fn see(
         }
         _ if !is_followed => Err("the run did not wait for operations to end (--wait)"),
         None => Err("no ledger of the services (--services)"),
-        Some(services) => judge::judge(&book, services, deadline)
+        Some(services) => judge::judge(&results, services, deadline)
             .await
             .map_err(|error| {
                 failures.push(format!("{error:#}"));
@@ -234,7 +244,7 @@ async fn see(
     let usages = processes.into_iter().zip(before.into_iter().zip(after));
     Ok(Seen {
         began,
-        outcome: book.outcome(),
+        outcome: results.outcome(),
         usages: usages
             .map(|(process, (before, after))| (process, before, after))
             .collect(),

@@ -48,10 +48,10 @@ impl Schedulers {
         for Shard { shard } in &self.shards {
             let path = format!("/schedulers/{shard}");
             let (status, body) = self.client.put(&path, what.into()).await?;
-            let said = String::from_utf8_lossy(&body);
+            let message = String::from_utf8_lossy(&body);
             anyhow::ensure!(
                 status == StatusCode::OK,
-                "scheduler {shard} answered PUT {what} with {status}: {said}"
+                "scheduler {shard} answered PUT {what} with {status}: {message}"
             );
         }
         Ok(())

@@ -30,8 +30,8 @@ fn run(scenario: &str, flags: &[&str]) -> Option<(Value, Output)> {
         .arg(&json)
         .output()
         .expect("the program was built");
-    let said = String::from_utf8_lossy(&output.stderr);
-    let report = std::fs::read(&json).unwrap_or_else(|_| panic!("there is no report:\n{said}"));
+    let message = String::from_utf8_lossy(&output.stderr);
+    let report = std::fs::read(&json).unwrap_or_else(|_| panic!("there is no report:\n{message}"));
     let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
     Some((report["runs"][0].clone(), output))
 }
@@ -53,16 +53,16 @@ fn kind<'a>(run: &'a Value, name: &str) -> &'a Value {
 }
 
 fn assert_balanced(run: &Value, output: &Output) {
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(run["failures"], serde_json::json!([]), "{said}");
-    assert!(output.status.success(), "{said}");
-    assert_eq!(run["verdict"]["judged"], run["accepted"], "{said}");
-    assert_eq!(run["open"], 0, "{said}");
-    assert!(said.contains("\nBALANCED "), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(run["failures"], serde_json::json!([]), "{message}");
+    assert!(output.status.success(), "{message}");
+    assert_eq!(run["verdict"]["judged"], run["accepted"], "{message}");
+    assert_eq!(run["open"], 0, "{message}");
+    assert!(message.contains("\nBALANCED "), "{message}");
 }
 
 #[test]
-fn smoke_ends_every_kind_as_it_must_and_says_what_that_cost() {
+fn smoke_ends_every_kind_as_expected_and_reports_the_cost() {
     let Some((run, output)) = run("smoke", &["--rate", "40", "--seconds", "5"]) else {
         return;
     };
@@ -110,7 +110,7 @@ fn smoke_ends_every_kind_as_it_must_and_says_what_that_cost() {
 }
 
 #[test]
-fn every_poison_record_is_found_among_the_dead_letters_and_every_wrong_body_refused() {
+fn every_poison_record_is_dead_lettered_and_every_wrong_body_refused() {
     let Some((run, output)) = run("poison", &["--rate", "50", "--seconds", "4"]) else {
         return;
     };
@@ -131,7 +131,7 @@ fn every_poison_record_is_found_among_the_dead_letters_and_every_wrong_body_refu
 }
 
 #[test]
-fn flaky_services_leave_nothing_half_done() {
+fn flaky_services_leave_no_partial_operation() {
     let Some((run, output)) = run("flaky-services", &["--rate", "40", "--seconds", "5"]) else {
         return;
     };
@@ -161,7 +161,7 @@ fn an_exceeded_limit_fails_the_run_and_is_in_the_report() {
 }
 
 #[test]
-fn batches_of_a_scenario_that_is_scaled_down_do_not_wait_to_be_full() {
+fn scaled_down_batches_do_not_wait_to_be_full() {
     // A whole batch takes two seconds to gather, and the scenario's limit is half a second.
     let Some((run, output)) = run("steady", &["--rate", "50", "--seconds", "4"]) else {
         return;
@@ -174,7 +174,7 @@ fn a_run_against_an_unreachable_address_fails_and_names_it() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let nobody = listener.local_addr().expect("it is bound").to_string();
     drop(listener);
-    for (flag, said) in [
+    for (flag, message) in [
         ("--http", "(--http) does not answer"),
         ("--services", "does not answer"),
     ] {
@@ -185,7 +185,7 @@ fn a_run_against_an_unreachable_address_fails_and_names_it() {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert!(
-            errors.contains(said) && errors.contains("refused"),
+            errors.contains(message) && errors.contains("refused"),
             "{errors}"
         );
         assert!(output.stdout.is_empty(), "there is no report");
@@ -209,27 +209,27 @@ fn an_interrupted_run_reports_the_results_so_far() {
         .expect("the program was built");
     let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
     let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
-    assert!(matches!(under_way, Some(Ok(_))), "it tells of its progress");
+    assert!(matches!(under_way, Some(Ok(_))), "it reports its progress");
     let interrupt = format!("kill -INT {}", run.id());
     let status = Command::new("sh").args(["-c", &interrupt]).status();
     assert!(status.is_ok_and(|status| status.success()));
     for _ in progress {}
     let output = run.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(130), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{message}");
     assert!(
-        said.contains("FAILED      the run was interrupted"),
-        "{said}"
+        message.contains("FAILED      the run was interrupted"),
+        "{message}"
     );
     let report = std::fs::read(&json).expect("there is a report");
     let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
     let run = &report["runs"][0];
-    assert!(count(&run["accepted"]) > 0, "{said}");
+    assert!(count(&run["accepted"]) > 0, "{message}");
     assert_eq!(run["notJudged"], "the run was interrupted");
 }
 
 #[test]
-fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
+fn a_run_fails_at_once_if_waybill_exits() {
     if !waybill().exists() {
         println!("SKIPPED: a run whose Waybill dies: there is none");
         return;
@@ -250,7 +250,7 @@ fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
         .expect("the program was built");
     let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
     let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
-    assert!(matches!(under_way, Some(Ok(_))), "it tells of its progress");
+    assert!(matches!(under_way, Some(Ok(_))), "it reports its progress");
     let status = Command::new("sh")
         .args(["-c", &format!("kill -KILL {}", child_named("up", run.id()))])
         .status();
@@ -258,9 +258,9 @@ fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
     // Without the interruption it would wait for minutes.
     for _ in progress {}
     let output = run.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(!output.status.success(), "{said}");
-    assert!(said.contains("has ended"), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{message}");
+    assert!(message.contains("has ended"), "{message}");
 }
 
 #[test]
@@ -313,16 +313,16 @@ fn honest_clients_are_served_beside_an_attack() {
         .args(["--services", of("services")])
         .output()
         .expect("the program was built");
-    let said = String::from_utf8_lossy(&run.stdout);
-    assert!(run.status.success(), "{said}");
-    assert!(said.contains("\nBALANCED    100 "), "{said}");
+    let message = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{message}");
+    assert!(message.contains("\nBALANCED    100 "), "{message}");
     let attack = attack.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&attack.stdout);
-    let lines: Vec<&str> = said
+    let message = String::from_utf8_lossy(&attack.stdout);
+    let lines: Vec<&str> = message
         .lines()
         .filter(|line| line.contains(" steps, "))
         .collect();
-    assert_eq!(lines.len(), 13, "{said}");
+    assert_eq!(lines.len(), 13, "{message}");
     // Attackers that hold a connection until the end have not finished a step.
     let stepped = |kind: &str| {
         let line = lines.iter().find(|line| line.starts_with(kind));
@@ -339,7 +339,7 @@ fn honest_clients_are_served_beside_an_attack() {
         "ForeignPage",
         "BadFrames",
     ] {
-        assert!(stepped(kind), "{kind}: {said}");
+        assert!(stepped(kind), "{kind}: {message}");
     }
 }
 

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_is_cut_short_counts_neither_way() {
+    async fn a_cancelled_call_is_neither_success_nor_failure() {
         let breaker = breaker(4, Duration::from_secs(3600), 2);
         for _ in 0..20 {
             let called = breaker.call(async { Judged::CutShort("cut short") }).await;

@@ -66,7 +66,7 @@ pub enum LoadError {
         "agent {agent:?} does not fit step {step:?} of workflow {workflow:?}, version {version}: \
          `{key}` {why}"
     )]
-    Unfit {
+    UnmetRequirement {
         /// The agent's name.
         agent: String,
         /// The workflow.

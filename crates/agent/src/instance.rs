@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_keeps_its_name_and_is_held_by_one_at_a_time() {
+    fn an_instance_name_is_kept_and_held_by_one_process() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("made/on/demand");
         let first = InstancePlace::take(&dir).unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_directory_and_one_that_is_none_are_refused() {
+    fn a_full_directory_and_a_file_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let places: Vec<_> = (0..InstancePlace::PLACES)
             .map(|_| InstancePlace::take(dir.path()).unwrap())

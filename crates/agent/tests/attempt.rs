@@ -80,7 +80,7 @@ impl Handler for Clumsy {
 }
 
 #[tokio::test]
-async fn a_panic_leaves_the_outcome_unknown_whatever_was_asked() {
+async fn a_panic_leaves_the_outcome_of_any_action_unknown() {
     for (awaits_first, when) in [(false, "at once"), (true, "later")] {
         for action in ACTIONS {
             let outcome = attempt(&Clumsy { awaits_first }, asked(action)).await;
@@ -88,8 +88,8 @@ async fn a_panic_leaves_the_outcome_unknown_whatever_was_asked() {
                 panic!("{action:?}: {outcome:?}");
             };
             assert_eq!(error.code, "agent-panicked");
-            let said = format!("the agent panicked: over {} {when}", action.as_str());
-            assert_eq!(error.message, said);
+            let text = format!("the agent panicked: over {} {when}", action.as_str());
+            assert_eq!(error.message, text);
         }
     }
 }
@@ -128,7 +128,7 @@ impl Handler for Endless {
 }
 
 #[tokio::test]
-async fn past_complete_by_nothing_begins_goes_on_or_is_answered_whatever_was_asked() {
+async fn no_action_starts_continues_or_is_answered_past_complete_by() {
     for action in ACTIONS {
         let handler = Endless::default();
         let counts = || {

@@ -39,7 +39,7 @@ impl Gated {
 impl Handler for Gated {
     fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
         async {
-            assert!(&*call.request.step != "panic", "as it was asked to");
+            assert!(&*call.request.step != "panic", "the scripted panic");
             self.entered.fetch_add(1, Ordering::Relaxed);
             self.gate.acquire().await.expect("it stays open").forget();
             success(vec![("did".to_owned(), call.request.step.to_string())])
@@ -155,7 +155,7 @@ async fn an_agent_without_capacity_refuses_work_and_blocks_no_other() {
 }
 
 #[tokio::test]
-async fn past_complete_by_there_is_silence_and_a_panic_ends_one_attempt() {
+async fn no_answer_is_sent_past_complete_by_and_a_panic_ends_one_attempt() {
     let stuck = Gated::new(0);
     let stage = Stage::new(
         vec![

@@ -354,7 +354,7 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
         panic!("it was attempted: {answer:?}");
     };
     assert_eq!(error.code, "owner-superseded");
-    assert_eq!(fast.calls(), 2, "only what the newer owner asked for");
+    assert_eq!(fast.calls(), 2, "only requests of the newer owner");
     agents.shutdown().await.unwrap();
 }
 
@@ -535,7 +535,7 @@ async fn after_an_unclean_stop_open_requests_are_repeated_with_the_same_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
+async fn a_poison_record_is_dead_lettered_and_the_rest_continues() {
     let broker = Broker::start();
     let topic = broker.topics.step_requests("fast");
     let fast = Scripted::new(4);
@@ -570,7 +570,7 @@ async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_
     // The length of its value is -2.
     let batch = batches::batch(0, &[vec![5 * 2, 0, 0, 0, 0, 3]]);
     let appended = batches::produce(&broker.kafka.brokers, &topic, &batch);
-    assert_eq!(appended, 0, "the broker takes it");
+    assert_eq!(appended, 0, "the broker accepts it");
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);
     let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
@@ -624,7 +624,7 @@ async fn thousands_of_requests_are_each_answered_once() {
 }
 
 #[tokio::test]
-async fn agents_without_a_name_of_their_own_are_refused() {
+async fn missing_and_duplicate_agent_names_are_refused() {
     let config = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), Topics::default());
     assert!(Agents::start(config.clone(), vec![]).is_err());
     let handler: Arc<dyn Handler> = Scripted::new(1);
@@ -663,7 +663,7 @@ async fn every_request_is_answered_despite_a_fatal_producer_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agents_are_ready_once_the_group_has_given_them_their_share() {
+async fn agents_are_ready_once_they_have_an_assignment() {
     let broker = Broker::start();
     let nowhere = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
     let fast = Scripted::new(1);

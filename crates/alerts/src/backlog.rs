@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_goes_at_once_and_what_is_like_it_becomes_one_message_when_the_window_ends() {
+    fn the_first_alert_is_sent_at_once_and_repeats_are_summarized() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         assert_eq!(backlog.take_in(of_operation("a"), 1, start), Taken::Fresh);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_first_waits_for_its_turn_all_that_is_like_it_is_gathered() {
+    fn repeats_of_a_queued_alert_are_gathered() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         backlog.take_in(alert(), 1, start);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_in_order_of_time_so_that_nothing_starves() {
+    fn alerts_are_sent_in_order_of_time() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         for ticket in [1, 2] {
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_for_repeats_what_was_gathered_goes_early() {
+    fn gathered_repeats_are_sent_early_when_there_is_no_room() {
         let mut backlog = backlog(10, 2);
         let start = Instant::now();
         backlog.take_in(alert(), 1, start);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_different_alerts_ends_with_the_queue_and_comes_back_with_a_turn() {
+    fn a_full_queue_refuses_alerts_until_one_is_sent() {
         let mut backlog = backlog(2, 10);
         let now = Instant::now();
         backlog.take_in(of_step("a"), 1, now);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_bounded_and_the_quiet_one_that_ends_first_is_forgotten() {
+    fn the_number_of_windows_is_bounded() {
         let mut backlog = backlog(2, 10);
         let start = Instant::now();
         for (ticket, step) in (0..).zip(["a", "b", "c"]) {
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_it_gives_everything_at_once_and_is_finished() {
+    fn a_closed_backlog_returns_everything_at_once() {
         let mut backlog = backlog(10, 10);
         let now = Instant::now();
         for ticket in [1, 2, 3] {

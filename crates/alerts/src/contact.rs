@@ -15,7 +15,7 @@ use waybill_engine::Contact;
 const MAILTO: &str = "mailto:";
 const TEL: &str = "tel:";
 
-/// The most digits of a number, country code included (E.164).
+/// The maximum number of digits, country code included (E.164).
 const DIGITS_MAX: usize = 15;
 
 /// The characters of an address' local part that a `mailto:` URI does not encode (RFC 6068, section
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_a_contact_leads_to_its_one_form() {
+    fn contacts_are_normalized() {
         for (written, contact, to) in [
             (
                 "mailto:anna@example.org",
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_or_less_than_one_contact_is_refused() {
+    fn a_text_that_is_not_exactly_one_contact_is_refused() {
         use ContactError::{NotANumber, NotAnAddress, TooLong, UnknownKind};
         let long = format!("mailto:{}@example.org", "a".repeat(400));
         let grows = format!("mailto:{}@{}.org", "`".repeat(60), "b.".repeat(90) + "b");

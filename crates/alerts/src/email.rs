@@ -2,8 +2,7 @@
 //!
 //! Every address gets its own e-mail, so that a refused address does not keep the alert from the
 //! others, and a retry goes only to the addresses that still lack it. The `Message-ID` contains the
-//! id of the event. A header says that a program sent the e-mail (RFC 3834), so that no program
-//! replies.
+//! id of the event. A header marks the e-mail as automatic (RFC 3834), so that no program replies.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -28,7 +27,7 @@ use super::failure::Failure;
 use super::trust::read_certificates;
 use crate::config::{EmailConfig, EmailTls};
 
-/// The longest subject, in bytes: mail programs show less of it.
+/// The maximum length of a subject, in bytes: mail programs show less of it.
 pub(super) const SUBJECT_BYTES_MAX: usize = 160;
 
 /// The limit on addresses of one receiver. Use a mailing list to reach more people.
@@ -104,7 +103,7 @@ pub(super) fn write_email(
     Ok(message.formatted())
 }
 
-/// An e-mail, and the addresses that it still has to go to.
+/// An e-mail and its remaining addresses.
 pub(super) struct EmailDelivery<'a> {
     email: &'a Email,
     bytes: Vec<u8>,
@@ -320,7 +319,7 @@ pub(super) fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverErr
     })
 }
 
-/// The text for people.
+/// The body, as plain text.
 fn text(message: &Message) -> String {
     let alert = &message.alert;
     let error = alert.error.as_ref();
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mail_says_what_happened_and_what_to_do() {
+    fn a_mail_states_the_event_and_the_next_action() {
         let mut message = Message {
             alert: alert(),
             repeats: 0,
@@ -430,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         type Change = fn(&mut EmailConfig);
         let cases: [(&str, Change); 7] = [
             ("from contains", |c| c.from = "nobody".to_owned()),

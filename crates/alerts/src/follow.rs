@@ -7,12 +7,12 @@
 //! What must hold:
 //!
 //! * **No alert is skipped**: an offset is committed only once every alert before it is settled,
-//!   that is, delivered or given up. What a stop left unsettled is read again.
+//!   that is, delivered or given up. Unsettled alerts are read again after a stop.
 //! * **Reading ahead is bounded** by `queueMax` and `foldedMax` together. Beyond it the alerts wait
 //!   in the topic, and the consumer stays in its group.
 //!
 //! A record that cannot be read goes to the topic's dead-letter topic. Only the first follower, in
-//! the order of their names, publishes it, so that it is there once. If another becomes the first,
+//! the order of their names, publishes it, so that it is published once. If another becomes the first,
 //! it publishes the records that it reads from then on, some of them possibly again.
 //!
 //! Two processes share a receiver's partitions. A process that takes over a partition may deliver
@@ -52,7 +52,7 @@ const PREFETCH_KIB_MAX: u32 = 1024;
 /// A record of the followed topic.
 pub(super) type Source = Consumed<()>;
 
-/// Where alerts are read from, and how.
+/// The source of alerts.
 #[derive(Clone, Debug)]
 pub struct AlertSource {
     /// How to reach the brokers.
@@ -199,7 +199,7 @@ fn publisher(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>>
     Producer::new(kafka, &options).context("the producer for dead letters cannot be made")
 }
 
-/// Reads on a thread of its own until it is stopped. `deliver` sends the items that were read, and
+/// Reads on its own thread until it is stopped. `deliver` sends the items that were read, and
 /// reports which are settled.
 pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
     reading: Reading,

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_receiver_asks_for_is_waited_for_up_to_a_limit() {
+    fn retry_after_of_a_receiver_is_honoured_up_to_a_limit() {
         for (asked_seconds, seconds) in [(0, 1), (1, 1), (120, 120), (86_400, 600)] {
             let asked = Some(Duration::from_secs(asked_seconds));
             assert_eq!(

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_alert_lacks_is_empty() {
+    fn a_missing_value_of_an_alert_is_empty() {
         let template =
             Template::compile("<{{alert.step}}|{{alert.error.code}}>", Escape::Plain).unwrap();
         let mut message = message();

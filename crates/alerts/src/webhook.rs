@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         type Change = fn(&mut WebhookConfig);
         let cases: [(&str, Change); 14] = [
             ("url is missing", |c| c.url = None),
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_form_needs_no_secret() {
+    fn a_custom_template_needs_no_secret() {
         let config = WebhookConfig {
             url: Some("https://sms.example/".into()),
             template: Some("text={{alert.summary}}".to_owned()),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_ours_stands_for_itself_and_any_other_for_its_version_5() {
+    fn a_generated_id_is_used_unchanged_and_any_other_becomes_version_5() {
         let id = fresh("");
         let ours = CallerId::new(id.to_string()).unwrap();
         assert_eq!(ours.operation(""), id);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_may_hold_either_form() {
+    fn a_path_may_contain_either_form() {
         let uuid = Uuid::new_v4().to_string();
         assert_eq!(
             candidates("", &uuid),

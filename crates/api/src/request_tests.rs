@@ -86,7 +86,7 @@ fn wrong_fields(body: &Value) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_delivery_without_an_id_gets_one_of_ours() {
+fn a_delivery_without_an_id_gets_a_generated_one() {
     let submission = take_delivery(&delivery_body(), &Envelope::default());
     let record = &submission.record;
     assert_eq!(record.id_origin, IdOrigin::Server);
@@ -128,7 +128,7 @@ fn a_repeat_with_the_id_that_was_given_makes_the_same_record() {
 }
 
 #[test]
-fn every_way_to_give_a_callers_id_leads_to_one_operation_and_one_hash() {
+fn all_forms_of_a_callers_id_give_the_same_operation_and_hash() {
     let body = delivery_body();
     let named = with(body.clone(), "deliveryId", "d-1");
     let none = Envelope::default();
@@ -200,7 +200,7 @@ fn a_wrong_id_and_a_past_deadline_are_named_beside_other_wrong_fields() {
 }
 
 #[test]
-fn how_the_json_is_written_does_not_change_the_hash() {
+fn json_formatting_does_not_change_the_hash() {
     let hash = |body: &str| {
         operation(body.as_bytes(), &with_key("k"), &rules(), NOW)
             .unwrap()
@@ -474,7 +474,7 @@ fn every_unusable_contact_is_named_by_its_index_and_never_echoed() {
 }
 
 #[test]
-fn a_request_is_made_in_its_senders_tenant_and_in_no_other() {
+fn a_request_belongs_to_the_tenant_of_its_sender() {
     let caller = |tenant: &str| {
         Caller::of(Arc::new(waybill_http::auth::Principal {
             name: "a".into(),

@@ -131,7 +131,11 @@ mod tests {
         });
         assert!((5..8).contains(&passed(&limits, "noisy", 1_000)));
         assert_eq!(passed(&limits, "quiet", 5), 5);
-        assert_eq!(passed(&limits, "", 5), 5, "those of nobody are one");
+        assert_eq!(
+            passed(&limits, "", 5),
+            5,
+            "requests without a tenant share a limit"
+        );
         assert!((50..53).contains(&passed(&limits, "large", 1_000)));
         let refused = limits.take(&"noisy".to_owned()).unwrap_err();
         assert_eq!(refused.status().as_u16(), 429);
@@ -143,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_everything_passes_and_only_named_ones_have_theirs() {
+    fn tenants_without_a_limit_are_not_limited() {
         let limits = TenantLimits::new(&TenantRates {
             each: None,
             named: BTreeMap::from([("small".to_owned(), rate(1, 1))]),

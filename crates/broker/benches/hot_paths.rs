@@ -53,16 +53,16 @@ const TOPIC: &str = "operation-requests";
 #[library_benchmark]
 #[bench::one_record(args = (1), setup = to_produce)]
 #[bench::hundred_records(args = (100), setup = to_produce)]
-fn produce(scene: Scene) -> Scene {
-    scene.ask_all()
+fn produce(fixture: Fixture) -> Fixture {
+    fixture.ask_all()
 }
 
 // As above: a consumer that waits gets one record, one that lags behind gets a whole batch.
 #[library_benchmark]
 #[bench::one_record(args = (1, 1), setup = to_fetch)]
 #[bench::hundred_records(args = (100, 64 << 10), setup = to_fetch)]
-fn fetch(scene: Scene) -> Scene {
-    scene.ask_all()
+fn fetch(fixture: Fixture) -> Fixture {
+    fixture.ask_all()
 }
 
 library_benchmark_group!(name = broker, benchmarks = [produce, fetch]);
@@ -70,7 +70,7 @@ library_benchmark_group!(name = broker, benchmarks = [produce, fetch]);
 main!(library_benchmark_groups = broker);
 
 /// A broker, and the requests to send to it. Their prerequisites are dropped after it.
-struct Scene {
+struct Fixture {
     requests: Vec<Bytes>,
     answers: Vec<Bytes>,
     broker: Broker,
@@ -78,7 +78,7 @@ struct Scene {
     _dir: TempDir,
 }
 
-impl Scene {
+impl Fixture {
     /// A broker with an empty topic of one partition, and no requests yet.
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("there is room for a log");
@@ -126,39 +126,39 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for Fixture {
     fn drop(&mut self) {
         // The broker's tasks end on its runtime.
         let _entered = self.runtime.enter();
     }
 }
 
-fn to_produce(records: usize) -> Scene {
-    let mut scene = Scene::new();
+fn to_produce(records: usize) -> Fixture {
+    let mut fixture = Fixture::new();
     // The first request creates what the broker creates on demand.
-    scene.requests = vec![produce_request(records)];
-    scene = scene.ask_all();
-    check_produced(scene.answers.remove(0));
-    scene.requests = (0..REQUESTS).map(|_| produce_request(records)).collect();
-    scene
+    fixture.requests = vec![produce_request(records)];
+    fixture = fixture.ask_all();
+    check_produced(fixture.answers.remove(0));
+    fixture.requests = (0..REQUESTS).map(|_| produce_request(records)).collect();
+    fixture
 }
 
 /// A log of batches of `records` records, and requests for `bytes` of it from the start of a batch.
-fn to_fetch(records: usize, bytes: i32) -> Scene {
-    let mut scene = to_produce(records).ask_all();
-    scene.requests = vec![fetch_request(0, bytes)];
-    scene = scene.ask_all();
-    let answered = scene.answers.last().expect("it was answered").len();
+fn to_fetch(records: usize, bytes: i32) -> Fixture {
+    let mut fixture = to_produce(records).ask_all();
+    fixture.requests = vec![fetch_request(0, bytes)];
+    fixture = fixture.ask_all();
+    let answered = fixture.answers.last().expect("it was answered").len();
     assert!(
         answered > records * VALUE_BYTES,
         "records are in the answer"
     );
-    scene.answers.clear();
+    fixture.answers.clear();
     let offsets = (0..REQUESTS).map(|batch| batch * records);
-    scene.requests = offsets
+    fixture.requests = offsets
         .map(|offset| fetch_request(i64::try_from(offset).expect("they are few"), bytes))
         .collect();
-    scene
+    fixture
 }
 
 /// Fails unless the broker took the records: otherwise something else would be counted.

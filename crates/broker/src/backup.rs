@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_whose_name_leads_elsewhere_is_refused() {
+    fn a_topic_name_that_escapes_the_directory_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let mut restore = LogsRestore::begin(directory.path()).unwrap();
         for name in ["../x", "/x", "a/b", "..", "", "\u{fc}"] {

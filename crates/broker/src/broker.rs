@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use waybill_connections::{Buffers, Connections, Place};
+use waybill_connections::{Buffers, ConnectionSlot, Connections};
 
 use crate::BrokerConfig;
 use crate::access::Login;
@@ -100,7 +100,7 @@ pub struct Broker {
     server: Arc<Server>,
     syncs: Arc<SyncQueue>,
     threads: SyncThreads,
-    places: Arc<Connections>,
+    slots: Arc<Connections>,
     connections: TaskTracker,
     /// Ends connections that did not finish in time.
     abort: CancellationToken,
@@ -141,7 +141,7 @@ impl Broker {
             source: Box::new(panicked),
         })??;
         let _ = server.own_address.set(own_address);
-        let places = |max, per_address_max| {
+        let slots = |max, per_address_max| {
             let limits = waybill_connections::Limits {
                 max,
                 per_address_max,
@@ -151,19 +151,19 @@ impl Broker {
             };
             Connections::new("broker", limits)
         };
-        let own_places = places(OWN_CONNECTIONS_MAX, OWN_CONNECTIONS_MAX);
-        let places = places(
+        let own_slots = slots(OWN_CONNECTIONS_MAX, OWN_CONNECTIONS_MAX);
+        let slots = slots(
             server.config.connections_max,
             server.config.connections_per_address_max,
         );
         let connections = TaskTracker::new();
         let abort = CancellationToken::new();
-        let accept = |listener, places| {
+        let accept = |listener, slots| {
             let (server, connections) = (Arc::clone(&server), connections.clone());
-            accept(listener, server, places, connections, abort.clone())
+            accept(listener, server, slots, connections, abort.clone())
         };
-        let accepting = accept(listener, Arc::clone(&places));
-        let own_accepting = accept(own_listener, own_places);
+        let accepting = accept(listener, Arc::clone(&slots));
+        let own_accepting = accept(own_listener, own_slots);
         let groups = drive_groups(Arc::clone(&server));
         let retention = apply_retention(Arc::clone(&server));
         let reopening = reopen_full(Arc::clone(&server));
@@ -181,7 +181,7 @@ impl Broker {
             own_address,
             syncs,
             threads,
-            places,
+            slots,
             connections,
             background,
             _abort_on_drop: abort.clone().drop_guard(),
@@ -219,7 +219,7 @@ impl Broker {
         let config = &server.config;
         let (log_bytes, partitions) = server.topics.totals();
         let (groups, group_members, group_bytes) = server.coordinator.totals();
-        let counts = self.places.counts();
+        let counts = self.slots.counts();
         server.counters.snapshot(Stats {
             connections: counts.open as u64,
             connections_max: config.connections_max as u64,
@@ -230,7 +230,7 @@ impl Broker {
             log_bytes,
             partitions,
             partitions_max: config.partitions_max as u64,
-            requests_in_flight: self.places.requests_of_busiest().into(),
+            requests_in_flight: self.slots.requests_of_busiest().into(),
             requests_in_flight_max: config.requests_in_flight_max as u64,
             buffer_bytes: server.buffers.peak_bytes(),
             buffer_bytes_max: server.buffers.bytes_max(),
@@ -438,7 +438,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartE
 async fn accept(
     listener: TcpListener,
     server: Arc<Server>,
-    places: Arc<Connections>,
+    slots: Arc<Connections>,
     connections: TaskTracker,
     abort: CancellationToken,
 ) {
@@ -455,14 +455,14 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(place) = places.admit(Instant::now(), peer.ip(), abort.child_token()) else {
+        let Ok(slot) = slots.admit(Instant::now(), peer.ip(), abort.child_token()) else {
             continue;
         };
         let server = Arc::clone(&server);
         connections.spawn(async move {
             tokio::select! {
-                () = serve(stream, peer, server, &place) => {}
-                () = place.closing() => {
+                () = serve(stream, peer, server, &slot) => {}
+                () = slot.closing() => {
                     tracing::debug!(%peer, "closed a connection to make room for another");
                 }
             }
@@ -470,14 +470,14 @@ async fn accept(
     }
 }
 
-async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: &Place) {
+async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, slot: &ConnectionSlot) {
     let prepared = stream.set_nodelay(true).and_then(|()| stream.local_addr());
     let Ok(local) = prepared.inspect_err(|error| tracing::debug!(%peer, %error, "disconnected"))
     else {
         return;
     };
     let counters = Arc::clone(&server.counters);
-    let closed = Connection::new(stream, Ends { peer, local }, server, place)
+    let closed = Connection::new(stream, Ends { peer, local }, server, slot)
         .run()
         .await;
     // Without the port if a peer may cause many lines, so that the log suppresses repetitions.
@@ -592,7 +592,7 @@ mod tests {
         let partition = Arc::clone(&topics.get("t").unwrap().partitions[0]);
         assert_eq!(partition.high_watermark(), acknowledged);
         let failed = tokio::time::timeout(Duration::from_millis(50), broker.failed());
-        assert!(failed.await.is_err(), "the process goes on");
+        assert!(failed.await.is_err(), "the process continues");
         assert!(broker.shutdown().await);
     }
 }

@@ -21,7 +21,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use waybill_connections::{Permit, Place, Reservation, SMALL_BUFFER_BYTES};
+use waybill_connections::{ConnectionSlot, Permit, Reservation, SMALL_BUFFER_BYTES};
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
@@ -96,7 +96,7 @@ enum Queued {
 }
 
 pub(crate) struct Connection<'a> {
-    place: &'a Place,
+    slot: &'a ConnectionSlot,
     stream: TcpStream,
     ends: Ends,
     server: Arc<Server>,
@@ -129,7 +129,7 @@ pub(crate) struct Connection<'a> {
     incomplete_since: Option<Instant>,
     /// When it was last seen not to receive.
     paused_since: Option<Instant>,
-    /// Bytes that were received since the last report to `place`.
+    /// Bytes that were received since the last report to `slot`.
     received_bytes: usize,
     last_written: Instant,
 }
@@ -139,7 +139,7 @@ impl<'a> Connection<'a> {
         stream: TcpStream,
         ends: Ends,
         server: Arc<Server>,
-        place: &'a Place,
+        slot: &'a ConnectionSlot,
     ) -> Self {
         let now = Instant::now();
         let watch_interval = WATCH_INTERVAL
@@ -148,7 +148,7 @@ impl<'a> Connection<'a> {
         let login = Login::new(server.logins(ends));
         let stopping = Box::pin(server.stopping.clone().cancelled_owned());
         Self {
-            place,
+            slot,
             stream,
             ends,
             server,
@@ -216,7 +216,7 @@ impl<'a> Connection<'a> {
         self.paused_since = (!self.is_receiving()).then(Instant::now);
         let is_awaited = arriving > 0 && self.is_receiving();
         let received = std::mem::take(&mut self.received_bytes);
-        self.place
+        self.slot
             .report(self.last_traffic, requests, is_awaited, received);
         if self.stopped && !self.owes_answers() {
             return Ok(Poll::Ready(Closed::Stopping));

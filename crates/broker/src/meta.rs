@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_broker_gives_out_no_producer_id_that_the_copied_one_may_have_given_out_since() {
+    fn a_restored_broker_assigns_no_producer_id_twice() {
         let directory = tempfile::tempdir().unwrap();
         let meta = Meta::open(directory.path()).unwrap();
         let before = meta.next_producer_id().unwrap();

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn run_time_goes_on_from_where_the_run_before_it_ended() {
+    fn run_time_continues_from_the_end_of_the_previous_run() {
         let run = RunTime::since(HOUR_MS);
         let now = run.now_ms();
         assert!((HOUR_MS..2 * HOUR_MS).contains(&now), "{now}");

@@ -179,20 +179,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suspension_is_reported_once_and_a_busy_machine_is_not_one() {
+    fn a_suspension_is_reported_once_and_a_busy_machine_is_not() {
         let (monotonic, boot) = (Instant::now(), BootTime::from_micros(5_000_000));
         let mut suspensions = Suspensions { boot, monotonic };
         let mut look = |monotonic_s: u64, boot_s: u64| {
             let monotonic = monotonic + Duration::from_secs(monotonic_s);
             suspensions.compare(monotonic, boot + Duration::from_secs(boot_s))
         };
-        assert_eq!(look(100, 100), None, "it stood still, and counted");
+        assert_eq!(
+            look(100, 100),
+            None,
+            "it was suspended, and the clock counted"
+        );
         assert_eq!(look(101, 3_701), Some(Duration::from_secs(3_600)));
         assert_eq!(look(102, 3_702), None);
     }
 
     #[test]
-    fn the_systems_clock_goes_on() {
+    fn the_boot_clock_advances() {
         let began = BootTime::now();
         let beside = Instant::now();
         while beside.elapsed() < Duration::from_millis(5) {

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_for_two_seconds_changes_nothing() {
+    fn a_brief_step_of_an_hour_is_ignored() {
         for step in [HOUR, -HOUR] {
             let mut clocks = Clocks::new();
             assert_eq!(clocks.pass(10_000, 0), (0, vec![]));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_steps_to_and_fro_is_never_followed() {
+    fn an_oscillating_clock_is_not_followed() {
         let mut clocks = Clocks::new();
         for _ in 0..100 {
             assert_eq!(clocks.pass(20_000, HOUR), (0, vec![held(HOUR)]));
@@ -219,11 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn two_readings_far_apart_do_not_make_a_step_last() {
+    fn two_distant_readings_do_not_confirm_a_step() {
         let mut clocks = Clocks::new();
         assert_eq!(clocks.pass(250, HOUR), (0, vec![held(HOUR)]));
         clocks.at += 600_000;
-        assert_eq!(clocks.read(HOUR), (0, None), "nobody saw it meanwhile");
+        assert_eq!(
+            clocks.read(HOUR),
+            (0, None),
+            "no reading happened meanwhile"
+        );
         assert_eq!(clocks.pass(29_750, HOUR), (0, vec![]));
         assert_eq!(clocks.pass(250, HOUR), (HOUR, vec![adopted(HOUR)]));
     }

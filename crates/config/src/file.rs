@@ -134,10 +134,10 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             let key = key_at(text, position).filter(|_| message.starts_with("invalid value"))?;
             Some(path_of(&above, key))
         });
-        let said = on_one_line(in_our_words(message));
+        let rendered = on_one_line(in_our_words(message));
         match key {
-            Some(key) => format!("{key}: {said}"),
-            None => said,
+            Some(key) => format!("{key}: {rendered}"),
+            None => rendered,
         }
     };
     let fault = position.and_then(|position| indentation_fault(text, error, position));

@@ -14,7 +14,7 @@
 mod environment;
 mod error;
 mod file;
-pub mod file_modes;
+pub mod file_permissions;
 mod schema;
 mod secret;
 mod secret_files;

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_serialized_for_a_layer_alone() {
+    fn secrets_are_serialized_only_for_configuration_layers() {
         let secrets = (Secret::from("a"), SecretUrl::from("https://host/b"));
         let redacted = serde_json::json!(["(redacted)", "https://host/(redacted)"]);
         assert_eq!(serde_json::to_value(&secrets).unwrap(), redacted);

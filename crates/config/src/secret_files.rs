@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{ConfigError, file_modes, read_text};
+use crate::{ConfigError, file_permissions, read_text};
 
 /// The files that secrets were read from, each with its key.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -54,7 +54,7 @@ impl SecretFiles {
     /// Warns about files that every user may read.
     pub fn warn(&self) {
         for (key, path) in &self.0 {
-            file_modes::warn_if_they_may_read(path, key);
+            file_permissions::warn_if_world_readable(path, key);
         }
     }
 

@@ -366,14 +366,14 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_free_is_a_share_or_a_size_and_leaves_small_disks_usable() {
+    fn disk_minimum_is_a_share_or_a_size() {
         let of = |text: &str, gib: u64| text.parse::<FreeMin>().unwrap().bytes_of(gib << 30) >> 20;
         assert_eq!(of("auto", 1), 256, "a quarter of a small disk");
         assert_eq!(of("auto", 8), 512);
         assert_eq!(of("auto", 100), 5 * 1024);
         assert_eq!(of("auto", 4000), 16 * 1024);
         assert_eq!(of("10%", 100), 10 * 1024);
-        assert_eq!(of("2GiB", 1), 2048, "as it stands");
+        assert_eq!(of("2GiB", 1), 2048, "unchanged");
         for text in ["auto", "5%", "0%", "512MiB", "0B"] {
             assert_eq!(text.parse::<FreeMin>().unwrap().to_string(), text);
         }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_a_unit_or_has_a_foreign_one_is_refused() {
+    fn values_with_a_missing_or_wrong_unit_are_refused() {
         for text in [
             "",
             "5",

@@ -215,12 +215,12 @@ mod tests {
         };
         let peer = IpAddr::from([192, 0, 2, 1]);
         let all = Connections::new("test", limits);
-        let place = all.admit(Instant::now(), peer, CancellationToken::new());
-        let place = place.unwrap();
+        let slot = all.admit(Instant::now(), peer, CancellationToken::new());
+        let slot = slot.unwrap();
         let later = || Instant::now() + 2 * SLOW_ARRIVAL;
-        let rate = || place.activity.arrivals().slow_rate(later());
-        let mut first = place.begin_arrival();
-        let mut second = place.begin_arrival();
+        let rate = || slot.activity.arrivals().slow_rate(later());
+        let mut first = slot.begin_arrival();
+        let mut second = slot.begin_arrival();
         assert_eq!(rate(), None, "nothing is awaited");
         first.wait();
         second.wait();

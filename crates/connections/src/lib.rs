@@ -12,8 +12,8 @@
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
 //! others: see [`Buffers`].
 //!
-//! Deliberately absent: sockets. A listener asks for a [`Place`] per connection, reports what happens on it,
-//! and closes the connection once the place is cancelled.
+//! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports what happens on it,
+//! and closes the connection once the slot is cancelled.
 
 mod arrivals;
 mod buffers;
@@ -143,7 +143,7 @@ impl Connections {
         self.limits
     }
 
-    /// Returns a place for a connection that `peer` opened at `now`. The connection must end once
+    /// Returns a slot for a connection that `peer` opened at `now`. The connection must end once
     /// `closing` is cancelled. Warns when a limit is reached.
     ///
     /// # Errors
@@ -154,19 +154,19 @@ impl Connections {
         now: Instant,
         peer: IpAddr,
         closing: CancellationToken,
-    ) -> Result<Place, Full> {
-        let admitted = self.place(now, peer, closing);
+    ) -> Result<ConnectionSlot, Full> {
+        let admitted = self.slot(now, peer, closing);
         self.log_full(peer, admitted.as_ref().map(|&(_, replaced_at)| replaced_at));
-        admitted.map(|(place, _)| place)
+        admitted.map(|(slot, _)| slot)
     }
 
-    /// A place, and the limit at which another connection was closed for it.
-    fn place(
+    /// A slot, and the limit at which another connection was closed for it.
+    fn slot(
         self: &Arc<Self>,
         now: Instant,
         peer: IpAddr,
         closing: CancellationToken,
-    ) -> Result<(Place, Option<Full>), Full> {
+    ) -> Result<(ConnectionSlot, Option<Full>), Full> {
         let source = source_of(peer);
         let mut open = self.locked();
         let reached = if open.sources.connections_of(source) >= self.limits.per_address_max {
@@ -190,14 +190,14 @@ impl Connections {
         });
         let open_then = open.by_id.len();
         drop(open);
-        let place = Place {
+        let slot = ConnectionSlot {
             id,
             source,
             all: Arc::clone(self),
             activity,
             open_then,
         };
-        Ok((place, reached))
+        Ok((slot, reached))
     }
 
     /// Warns of a reached limit. The line is the same for every connection at one limit, so that
@@ -364,9 +364,9 @@ fn micros_of(timeout: Option<Duration>) -> u64 {
     micros.unwrap_or(u64::MAX)
 }
 
-/// The place of one connection. Dropping it makes room for another.
+/// An admitted connection. Dropping it admits another.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionSlot {
     id: u64,
     source: IpAddr,
     all: Arc<Connections>,
@@ -375,7 +375,7 @@ pub struct Place {
     open_then: usize,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// The part of `total` that this connection may count on for its lifetime: `total` divided by
     /// the number of connections that were open when it was admitted, within `each`.
     #[must_use]
@@ -430,10 +430,10 @@ impl Place {
         self.activity.requests.load(Relaxed)
     }
 
-    /// The [`Outlet`] on which the connection reports a client that keeps it from writing.
+    /// The [`WriteMonitor`] on which the connection reports a client that keeps it from writing.
     #[must_use]
-    pub fn outlet(&self) -> Outlet {
-        Outlet {
+    pub fn write_monitor(&self) -> WriteMonitor {
+        WriteMonitor {
             all: Arc::clone(&self.all),
             activity: Arc::clone(&self.activity),
             is_blocked: false,
@@ -459,7 +459,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.all.locked().remove(self.id);
     }
@@ -467,13 +467,13 @@ impl Drop for Place {
 
 /// Whether a connection's socket accepts what is written to it.
 #[derive(Debug)]
-pub struct Outlet {
+pub struct WriteMonitor {
     all: Arc<Connections>,
     activity: Arc<Activity>,
     is_blocked: bool,
 }
 
-impl Outlet {
+impl WriteMonitor {
     /// Reports whether the client's unread bytes keep the socket from accepting more. A client that
     /// reads need not read answers: what it reads may be a reply to its pings.
     pub fn set_blocked(&mut self, is_blocked: bool) {
@@ -490,7 +490,7 @@ impl Outlet {
     }
 }
 
-impl Drop for Outlet {
+impl Drop for WriteMonitor {
     fn drop(&mut self) {
         self.set_blocked(false);
     }

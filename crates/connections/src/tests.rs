@@ -31,18 +31,18 @@ fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
     let closing = [(); 4].map(|()| CancellationToken::new());
     let now = all.started;
     let admit = |n: usize, at| all.admit(at, address(1), closing[n].clone());
-    let places: Vec<Place> = (0..3).map(|n| admit(n, now).unwrap()).collect();
+    let slots: Vec<ConnectionSlot> = (0..3).map(|n| admit(n, now).unwrap()).collect();
     // The first waits for an answer, and the second was used later than the third.
     let later = now + Duration::from_secs(1);
-    places[0].report(now, 3, false, 0);
-    places[1].report(later, 0, false, 0);
+    slots[0].report(now, 3, false, 0);
+    slots[1].report(later, 0, false, 0);
     let fourth = admit(3, later).unwrap();
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
     assert_eq!(all.requests_of_busiest(), 3);
 
     // While all are busy, none is replaced until one has stalled.
-    places[1].report(later, 1, false, 0);
+    slots[1].report(later, 1, false, 0);
     fourth.report(later, 1, false, 0);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
     assert_eq!(next(now + STALL).err(), Some(Full::Address));
@@ -77,7 +77,7 @@ fn an_address_at_its_limit_replaces_its_own_connections_alone() {
     let of_other = CancellationToken::new();
     let _other = all.admit(now, address(2), of_other.clone()).unwrap();
     let closing = [(); 3].map(|()| CancellationToken::new());
-    let admit = |closing: &CancellationToken| all.place(now, address(1), closing.clone());
+    let admit = |closing: &CancellationToken| all.slot(now, address(1), closing.clone());
     let admitted = closing.each_ref().map(|closing| admit(closing).unwrap());
     assert!(!of_other.is_cancelled());
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
@@ -107,14 +107,14 @@ fn a_new_connection_replaces_none_of_an_address_that_has_fewer() {
 }
 
 #[test]
-fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_others() {
+fn each_connection_has_reserved_and_shared_requests() {
     let all = up_to(10, 10);
     let admit = |last| {
         let closing = CancellationToken::new();
         all.admit(all.started, address(last), closing).unwrap()
     };
     let greedy = admit(1);
-    let begin = |place: &Place| place.begin_request();
+    let begin = |slot: &ConnectionSlot| slot.begin_request();
     let held: Vec<_> = (0..5).map(|_| begin(&greedy).unwrap()).collect();
     assert_eq!(begin(&greedy).err(), Some(Full::Address));
     // Another connection from that address has only its own requests.
@@ -131,42 +131,46 @@ fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_oth
     drop(held);
     assert_eq!(all.counts().requests_shared, 2);
     assert!(begin(&other).is_ok());
-    assert_eq!(all.shared().by_source.len(), 1, "who has none is forgotten");
+    assert_eq!(
+        all.shared().by_source.len(),
+        1,
+        "an address without connections is forgotten"
+    );
 }
 
 #[test]
-fn requests_beyond_the_own_ones_of_a_connection_are_shared_in_any_order_of_ends() {
+fn shared_requests_are_returned_in_any_order() {
     let all = up_to(10, 10);
     let closing = CancellationToken::new();
-    let place = all.admit(all.started, address(1), closing).unwrap();
-    let mut held: Vec<_> = (0..4).map(|_| place.begin_request().unwrap()).collect();
+    let slot = all.admit(all.started, address(1), closing).unwrap();
+    let mut held: Vec<_> = (0..4).map(|_| slot.begin_request().unwrap()).collect();
     let shared = || all.counts().requests_shared;
     assert_eq!(shared(), 2);
     held.remove(0);
     held.remove(0);
     assert_eq!(shared(), 0, "the two that are left are its own");
-    held.push(place.begin_request().unwrap());
+    held.push(slot.begin_request().unwrap());
     assert_eq!(shared(), 1);
     drop(held);
     assert_eq!((shared(), all.shared().by_source.len()), (0, 0));
 }
 
 #[test]
-fn requests_that_begin_and_end_on_several_threads_leave_nothing_counted() {
+fn concurrent_requests_are_all_uncounted_at_their_end() {
     let all = up_to(10, 10);
     let closing = CancellationToken::new();
-    let place = all.admit(all.started, address(1), closing).unwrap();
+    let slot = all.admit(all.started, address(1), closing).unwrap();
     std::thread::scope(|threads| {
         for _ in 0..4 {
             threads.spawn(|| {
                 for _ in 0..10_000 {
-                    let begun = [(); 2].map(|()| place.begin_request());
+                    let begun = [(); 2].map(|()| slot.begin_request());
                     drop(begun);
                 }
             });
         }
     });
-    let held = [(); 2].map(|()| place.begin_request().unwrap());
+    let held = [(); 2].map(|()| slot.begin_request().unwrap());
     assert_eq!(all.counts().requests_shared, 0);
     drop(held);
     assert_eq!(all.shared().by_source.len(), 0);
@@ -175,11 +179,11 @@ fn requests_that_begin_and_end_on_several_threads_leave_nothing_counted() {
 #[test]
 fn each_further_connection_gets_a_smaller_share() {
     let all = up_to(100, 100);
-    let places: Vec<Place> = (0..100)
+    let slots: Vec<ConnectionSlot> = (0..100)
         .map(|_| all.admit(all.started, address(1), CancellationToken::new()))
         .map(Result::unwrap)
         .collect();
-    let parts = |n: usize| places[n].part_of(100, 2..=30);
+    let parts = |n: usize| slots[n].part_of(100, 2..=30);
     assert_eq!([0, 2, 3, 9, 49, 99].map(parts), [30, 30, 25, 10, 2, 2]);
 }
 
@@ -208,11 +212,8 @@ fn the_address_with_the_most_connections_is_counted() {
 fn a_connection_is_busy_until_all_of_its_requests_have_ended() {
     let all = up_to(1, 1);
     let admit = || all.admit(Instant::now(), address(1), CancellationToken::new());
-    let place = admit().unwrap();
-    let requests = (
-        place.begin_request().unwrap(),
-        place.begin_request().unwrap(),
-    );
+    let slot = admit().unwrap();
+    let requests = (slot.begin_request().unwrap(), slot.begin_request().unwrap());
     drop(requests.0);
     assert!(admit().is_err());
     drop(requests.1);
@@ -223,14 +224,14 @@ fn a_connection_is_busy_until_all_of_its_requests_have_ended() {
 fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let all = up_to(1, 1);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
-    let place = next(all.started).unwrap();
-    let mut request = place.begin_request().unwrap();
-    let mut outlet = place.outlet();
+    let slot = next(all.started).unwrap();
+    let mut request = slot.begin_request().unwrap();
+    let mut write_monitor = slot.write_monitor();
     let later = |after: Duration| Instant::now() + after;
     let just_past = UNREAD + Duration::from_secs(1);
     assert!(
         next(later(just_past)).is_err(),
-        "the answer is not there yet"
+        "the answer has not arrived yet"
     );
     request.set_unread(true);
     assert!(
@@ -238,14 +239,14 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
         "the client may be slow"
     );
     request.set_unread(false);
-    outlet.set_blocked(true);
+    write_monitor.set_blocked(true);
     drop(request);
     assert!(
         next(later(Duration::ZERO)).is_err(),
         "the answer is not yet written"
     );
     assert!(next(later(just_past)).is_ok());
-    drop((outlet, place));
+    drop((write_monitor, slot));
     assert!(next(later(Duration::ZERO)).is_ok());
 }
 
@@ -259,7 +260,7 @@ fn addresses_of_one_network_count_together_in_version_6_only() {
 }
 
 #[test]
-fn a_connection_that_drips_a_request_is_replaced_before_a_quiet_one() {
+fn a_connection_with_a_slow_request_is_replaced_before_an_idle_one() {
     let all = up_to(3, 3);
     let closing = [(); 5].map(|()| CancellationToken::new());
     let now = all.started;

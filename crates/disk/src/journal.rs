@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_journal_an_empty_one_and_a_torn_one_are_not_damaged() {
+    fn whole_empty_and_torn_journals_are_not_damaged() {
         let whole = [batch(1, b"one"), batch(2, b"two")].concat();
         let room = vec![0; 100];
         for journal in [

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_journals_as_are_kept_fit_into_a_slot() {
+    fn all_kept_journals_fit_into_a_slot() {
         let tables = (0..10).map(|table| Unflushed { table, manifest: 1 });
         let journal = |number| KnownJournal {
             number,

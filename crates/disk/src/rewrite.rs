@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn journals_alone_are_written_again_unchanged_and_holes_stay_holes() {
+    fn only_journals_are_rewritten_and_holes_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (journal, other) = (dir.path().join("0.jnl"), dir.path().join("lock"));
         let file = File::create(&journal).unwrap();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_not_there_yet_has_nothing_to_write_again() {
+    fn a_missing_store_needs_no_rewrite() {
         let dir = tempfile::tempdir().unwrap();
         rewrite_journals(&dir.path().join("new")).unwrap();
     }

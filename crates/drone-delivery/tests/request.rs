@@ -69,7 +69,7 @@ fn a_full_request_is_read_field_by_field() {
 }
 
 #[test]
-fn the_least_request_takes_the_defaults() {
+fn a_minimal_request_gets_the_defaults() {
     let request = validate(&json!({
         "ownerId": "o", "pickupLocation": "p", "dropoffLocation": "d", "pickupTime": null,
         "deadline": "", "packageInfo": { "packageId": "i", "size": "Large" }
@@ -86,7 +86,7 @@ fn the_least_request_takes_the_defaults() {
 }
 
 #[test]
-fn good_values_at_the_edges_are_taken() {
+fn boundary_values_are_accepted() {
     for (pointer, value) in [
         ("/ownerId", json!("ä".repeat(256))),
         ("/pickupTime", json!("2019-05-08T20:00:00")),
@@ -273,7 +273,7 @@ fn every_wrong_field_is_named_at_once() {
 }
 
 #[test]
-fn a_request_that_is_no_object_is_refused_as_a_whole() {
+fn a_request_that_is_not_an_object_is_refused() {
     for request in [json!(null), json!([]), json!("x"), json!(1)] {
         let errors = errors(&request);
         assert_eq!(errors.len(), 1);
@@ -282,7 +282,7 @@ fn a_request_that_is_no_object_is_refused_as_a_whole() {
 }
 
 #[test]
-fn requests_that_mean_the_same_have_one_canonical_form() {
+fn equivalent_requests_have_one_canonical_form() {
     let mut other = with("/pickupTime", Some(json!("2019-05-09T03:00:00Z")));
     let object = other.as_object_mut().expect("an object");
     let location = object.remove("dropOffLocation").expect("a location");

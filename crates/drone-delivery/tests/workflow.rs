@@ -107,7 +107,7 @@ fn the_workflow_has_the_five_steps_and_every_agent_is_defined() {
 }
 
 #[tokio::test]
-async fn agents_perform_every_step_of_a_least_request_once_however_often_they_are_asked() {
+async fn repeated_requests_perform_each_step_once() {
     let site = Site::start().await;
     let input = input(|_| {});
     for _ in 0..2 {
@@ -142,7 +142,7 @@ async fn agents_perform_every_step_of_a_least_request_once_however_often_they_ar
 }
 
 #[tokio::test]
-async fn a_remote_delivery_books_transport_and_needs_no_drone() {
+async fn a_remote_delivery_books_transport_instead_of_a_drone() {
     let site = Site::start().await;
     let input = input(|request| request["dropOffLocation"] = "a remote island".into());
     let required = site

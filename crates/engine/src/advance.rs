@@ -154,7 +154,7 @@ impl Advance<'_> {
                 self.state.failure_count += 1;
                 StepEvent::FailedTransiently {
                     error: StepError {
-                        code: "answer-unfit".to_owned(),
+                        code: "answer-invalid".to_owned(),
                         message:
                             "the agent answered a request to perform the step as if it were a probe"
                                 .to_owned(),

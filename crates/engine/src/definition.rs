@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_definition_has_defaults_for_all_but_names_and_agents() {
+    fn only_names_and_agents_are_required_in_a_definition() {
         let workflow: WorkflowDefinition = serde_json::from_str(
             r#"{"name": "order", "version": 3, "steps": [{"name": "pay", "agent": "payment"}]}"#,
         )

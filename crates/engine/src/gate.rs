@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_refused_gets_no_attempts_and_a_few_when_its_pause_is_over() {
+    fn a_throttled_agent_gets_a_few_probes_after_its_pause() {
         let mut gates = Gates::default();
         assert_eq!(admitted(&mut gates, NOW), 1_000);
         gates.refused("drone", Duration::from_secs(5), NOW);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_attempts_check_again_one_after_the_other_and_none_waits_for_ever() {
+    fn waiting_attempts_probe_one_at_a_time_and_none_starves() {
         let mut gates = Gates::default();
         admitted(&mut gates, NOW);
         gates.refused("drone", Duration::from_secs(5), NOW);
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(
             waits.len(),
             10_001,
-            "each has an instant of its own until the longest wait"
+            "each has its own time up to the longest wait"
         );
         assert_eq!(gates.pause("drone", NOW), Duration::from_secs(5));
         let later = NOW + Duration::from_secs(60);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_a_share_of_the_traffic_and_never_none() {
+    fn retries_are_a_share_of_the_traffic_and_at_least_one() {
         let mut gates = Gates::default();
         let retries = |gates: &mut Gates, now| {
             let mut retries = 0;

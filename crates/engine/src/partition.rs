@@ -231,7 +231,7 @@ impl PartitionEngine {
         }
         if !self.held_back.is_empty() && self.is_inbox_read() {
             for id in std::mem::take(&mut self.held_back) {
-                self.with_live(id, now, |live, cx| live.due(cx));
+                self.with_resident(id, now, |resident, cx| resident.due(cx));
             }
         }
     }
@@ -306,12 +306,12 @@ impl PartitionEngine {
     pub fn census(&self) -> [Census; ProcessState::ALL.len()] {
         let mut census = ProcessState::ALL.map(Census::none);
         for entry in self.entries.values() {
-            let Entry::Resident(live) = entry else {
+            let Entry::Resident(resident) = entry else {
                 continue;
             };
-            let counted = &mut census[live.state.state as usize];
+            let counted = &mut census[resident.state.state as usize];
             counted.operations += 1;
-            let requested = live.created.requested_at;
+            let requested = resident.created.requested_at;
             counted.oldest = Some(
                 counted
                     .oldest
@@ -336,15 +336,15 @@ impl PartitionEngine {
         self.latest = now;
         // A new owner begins with open gates, too.
         self.gates = Gates::default();
-        let mut live = Vec::new();
+        let mut resident = Vec::new();
         for (&id, entry) in &mut self.entries {
             match entry {
-                Entry::Resident(_) => live.push(id),
+                Entry::Resident(_) => resident.push(id),
                 Entry::Loading(loading) => loading.since = loading.since.min(now),
             }
         }
-        for id in live {
-            self.with_live(id, now, |live, cx| live.time_went_back(latest, cx));
+        for id in resident {
+            self.with_resident(id, now, |resident, cx| resident.time_went_back(latest, cx));
         }
         // Their entries in the deadline index come up too late.
         let again_at = now + self.config.unreadable_again;
@@ -416,37 +416,37 @@ impl PartitionEngine {
 
     fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
         let id = request.operation;
-        let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
+        let Some(Entry::Resident(resident)) = self.entries.get_mut(&id) else {
             self.create_new(position, bytes, request, now);
             return;
         };
-        if live.state.tombstone && *live.created.tenant == *request.tenant {
+        if resident.state.tombstone && *resident.created.tenant == *request.tenant {
             self.open.done.request(position);
             let workflows = Arc::clone(&self.workflows);
-            self.with_live(id, now, |live, cx| {
-                live.adopt(request, position, &workflows, cx);
+            self.with_resident(id, now, |resident, cx| {
+                resident.adopt(request, position, &workflows, cx);
                 Ok(())
             });
-        } else if live.created.request_hash != request.request_hash {
+        } else if resident.created.request_hash != request.request_hash {
             self.stats.rejected += 1;
             let status = messages::rejected_status(request, position, now);
             self.open.sends.push(status);
             self.open.done.request(position);
-        } else if live.created.request != position {
+        } else if resident.created.request != position {
             self.stats.duplicates += 1;
             // The record was rerouted from a partition that has lost the shard. If this owner dies,
             // the record may be the only one that leads to the operation.
-            let is_from_elsewhere = live.created.request.partition != position.partition;
-            let is_safe = live.state.state.is_final() || live.state.handed_off;
-            if is_from_elsewhere && !is_safe && live.held.is_none() {
-                live.held = Some((position.priority, position.offset));
+            let is_from_elsewhere = resident.created.request.partition != position.partition;
+            let is_safe = resident.state.state.is_final() || resident.state.handed_off;
+            if is_from_elsewhere && !is_safe && resident.held.is_none() {
+                resident.held = Some((position.priority, position.offset));
             } else {
                 self.open.done.request(position);
             }
-        } else if live.state.state.is_final() {
+        } else if resident.state.state.is_final() {
             self.open.done.request(position);
         } else {
-            live.held = Some((position.priority, position.offset));
+            resident.held = Some((position.priority, position.offset));
         }
     }
 
@@ -455,7 +455,9 @@ impl PartitionEngine {
         let id = request.operation;
         if self.entries.contains_key(&id) {
             self.open.done.request(position);
-            self.with_live(id, now, |live, cx| live.amend(request, position, cx));
+            self.with_resident(id, now, |resident, cx| {
+                resident.amend(request, position, cx)
+            });
             return;
         }
         let Amendment::Cancel { workflow } = &request.amendment else {
@@ -469,12 +471,13 @@ impl PartitionEngine {
         if request.caller_id.is_none() {
             self.early_cancels.remember(id, now, self.config.fresh_for);
         }
-        let live = ResidentOperation::tombstone(&request, workflow, position, &self.ownership, now);
+        let resident =
+            ResidentOperation::tombstone(&request, workflow, position, &self.ownership, now);
         self.stats.cancelled += 1;
-        self.bytes += live.bytes;
-        self.entries.insert(id, Entry::Resident(Box::new(live)));
-        self.with_live(id, now, |live, cx| {
-            live.keep_place(request, cx);
+        self.bytes += resident.bytes;
+        self.entries.insert(id, Entry::Resident(Box::new(resident)));
+        self.with_resident(id, now, |resident, cx| {
+            resident.keep_place(request, cx);
             Ok(())
         });
     }
@@ -487,7 +490,7 @@ impl PartitionEngine {
         now: Timestamp,
     ) {
         let id = request.operation;
-        let live = ResidentOperation::create(
+        let resident = ResidentOperation::create(
             request,
             position,
             bytes,
@@ -496,9 +499,9 @@ impl PartitionEngine {
             now,
         );
         self.stats.created += 1;
-        self.bytes += live.bytes;
-        self.entries.insert(id, Entry::Resident(Box::new(live)));
-        self.with_live(id, now, |live, cx| live.start(cx));
+        self.bytes += resident.bytes;
+        self.entries.insert(id, Entry::Resident(Box::new(resident)));
+        self.with_resident(id, now, |resident, cx| resident.start(cx));
     }
 
     fn reply(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
@@ -519,7 +522,7 @@ impl PartitionEngine {
     fn apply_reply(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         let id = reply.operation;
         if self.entries.contains_key(&id) {
-            self.with_live(id, now, |live, cx| live.reply(offset, reply, cx));
+            self.with_resident(id, now, |resident, cx| resident.reply(offset, reply, cx));
         } else {
             self.stats.unknown_replies += 1;
         }
@@ -542,7 +545,9 @@ impl PartitionEngine {
         self.open.done.recoveries.push(offset);
         let id = recovery.operation;
         if self.entries.contains_key(&id) {
-            self.with_live(id, now, |live, cx| live.recover(offset, recovery, cx));
+            self.with_resident(id, now, |resident, cx| {
+                resident.recover(offset, recovery, cx)
+            });
         } else {
             self.stats.recoveries_void += 1;
         }
@@ -550,21 +555,21 @@ impl PartitionEngine {
 
     fn tick(&mut self, now: Timestamp) {
         while let Some((at, id)) = self.timers.pop_due(now) {
-            let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
+            let Some(Entry::Resident(resident)) = self.entries.get_mut(&id) else {
                 continue;
             };
-            if live.armed != Some(at) {
+            if resident.armed != Some(at) {
                 continue;
             }
-            live.armed = None;
-            self.with_live(id, now, |live, cx| {
-                live.due(cx)?;
-                live.hand_off_if_lingering(cx);
+            resident.armed = None;
+            self.with_resident(id, now, |resident, cx| {
+                resident.due(cx)?;
+                resident.hand_off_if_lingering(cx);
                 Ok(())
             });
         }
         self.timers.prune(self.entries.len(), |at, id| {
-            matches!(self.entries.get(&id), Some(Entry::Resident(live)) if live.armed == Some(at))
+            matches!(self.entries.get(&id), Some(Entry::Resident(resident)) if resident.armed == Some(at))
         });
     }
 
@@ -574,7 +579,7 @@ impl PartitionEngine {
 
     /// Runs the logic of one operation in memory so that a failure harms that operation alone. Then
     /// handles the consequences of a change: its place in the batch and its timer.
-    fn with_live(
+    fn with_resident(
         &mut self,
         id: OperationId,
         now: Timestamp,
@@ -584,7 +589,7 @@ impl PartitionEngine {
         ) -> Result<(), IllegalTransition>,
     ) {
         let time_outs = self.is_inbox_read();
-        let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
+        let Some(Entry::Resident(resident)) = self.entries.get_mut(&id) else {
             return;
         };
         let mut cx = OperationCx {
@@ -598,28 +603,28 @@ impl PartitionEngine {
             time_outs,
             now,
         };
-        let (bytes, leaving, held_back) = (live.bytes, live.leaving, live.held_back);
-        match catch_unwind(AssertUnwindSafe(|| logic(live, &mut cx))) {
-            Ok(Ok(())) if live.is_stuck() => {
-                live.park(
+        let (bytes, leaving, held_back) = (resident.bytes, resident.leaving, resident.held_back);
+        match catch_unwind(AssertUnwindSafe(|| logic(resident, &mut cx))) {
+            Ok(Ok(())) if resident.is_stuck() => {
+                resident.park(
                     "the engine has no pending event for the operation and would never resume it"
                         .to_owned(),
                     &mut cx,
                 );
             }
             Ok(Ok(())) => {}
-            Ok(Err(illegal)) => live.park(illegal.to_string(), &mut cx),
-            Err(panic) => live.park(panic_message(&*panic), &mut cx),
+            Ok(Err(illegal)) => resident.park(illegal.to_string(), &mut cx),
+            Err(panic) => resident.park(panic_message(&*panic), &mut cx),
         }
-        self.bytes = self.bytes - bytes + live.bytes;
-        self.open.take_in(live, leaving);
-        if live.held_back && !held_back {
+        self.bytes = self.bytes - bytes + resident.bytes;
+        self.open.take_in(resident, leaving);
+        if resident.held_back && !held_back {
             self.held_back.push(id);
         }
-        if let Some(at) = live.wake_at(&self.config, now)
-            && live.armed.is_none_or(|armed| at < armed)
+        if let Some(at) = resident.wake_at(&self.config, now)
+            && resident.armed.is_none_or(|armed| at < armed)
         {
-            live.armed = Some(at);
+            resident.armed = Some(at);
             self.timers.push(at, id);
         }
     }

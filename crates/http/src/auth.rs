@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use hyper::HeaderMap;
 use sha2::{Digest as _, Sha256};
 use waybill_clock::wall_clock;
-use waybill_config::{Secret, file_modes};
+use waybill_config::{Secret, file_permissions};
 
 pub use config::{AuthConfig, JwtConfig};
 pub use denied::Denied;
@@ -73,7 +73,7 @@ impl Authenticator {
             .into_iter()
             .flatten()
         {
-            file_modes::warn_if_they_may_write(path, "the tokens or keys of the API");
+            file_permissions::warn_if_world_writable(path, "the tokens or keys of the API");
         }
         let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
         let jwt = config.jwt.jwks_file.clone();

@@ -29,7 +29,7 @@ use tokio::time::{Instant, Sleep};
 
 use framer::{Awaiting, Framer};
 pub use head::{HEADERS_LIMIT_MAX, Refusal};
-use waybill_connections::Outlet;
+use waybill_connections::WriteMonitor;
 
 /// How much a connection may use, and how long it may take.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ pub struct Gate<S> {
     timer: Pin<Box<Sleep>>,
     linger: Option<Linger>,
     /// Reports whether the client keeps the connection from writing.
-    outlet: Option<Outlet>,
+    write_monitor: Option<WriteMonitor>,
 }
 
 #[derive(Debug)]
@@ -95,20 +95,20 @@ impl<S> Gate<S> {
             head_began: None,
             timer: Box::pin(tokio::time::sleep_until(now + limits.head_timeout)),
             linger: None,
-            outlet: None,
+            write_monitor: None,
         }
     }
 
-    /// Reports to `outlet` whether the client keeps the connection from writing.
+    /// Reports to `write_monitor` whether the client keeps the connection from writing.
     #[must_use]
-    pub fn with_outlet(mut self, outlet: Outlet) -> Self {
-        self.outlet = Some(outlet);
+    pub fn with_write_monitor(mut self, write_monitor: WriteMonitor) -> Self {
+        self.write_monitor = Some(write_monitor);
         self
     }
 
     fn set_blocked(&mut self, is_blocked: bool) {
-        if let Some(outlet) = &mut self.outlet {
-            outlet.set_blocked(is_blocked);
+        if let Some(write_monitor) = &mut self.write_monitor {
+            write_monitor.set_blocked(is_blocked);
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_slow_head_is_refused_after_its_time() {
+    async fn a_slow_head_times_out() {
         let (mut client, server) = tokio::io::duplex(4096);
         let mut gate = Gate::new(server, LIMITS);
         let began = Instant::now();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_without_a_first_byte_ends_after_the_time_of_a_head() {
+    async fn a_silent_connection_times_out_like_a_head() {
         let (_client, server) = tokio::io::duplex(4096);
         let limits = GateLimits {
             idle_timeout: Duration::from_secs(3600),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_pass_unchanged_however_they_are_cut() {
+    async fn bytes_pass_unchanged_in_pieces_of_any_size() {
         let stream = b"POST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc\
                        POST /b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n\
                        3;x=y\r\nabc\r\n0\r\ntrailer: t\r\n\r\nGET /c HTTP/1.1\r\nhost: a\r\n\r\n";

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_localhost_and_configured_names_are_answered_and_no_others() {
+    fn only_addresses_localhost_and_configured_names_are_served() {
         let hosts = Hosts::local(&["Waybill.example".to_owned()], false);
         let get = |host: &str| checked(&hosts, Method::GET, &[("host", host)]);
         for good in [
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_of_a_request_is_held_to_the_same_as_its_host() {
+    fn the_request_target_is_checked_like_the_host() {
         let hosts = Hosts::local(&[], false);
         let check = |uri: &'static str, host: &'static str| {
             let mut headers = HeaderMap::new();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_origin_may_read_nothing_new_and_change_nothing() {
+    fn pages_of_other_origins_may_change_nothing() {
         let hosts = Hosts::local(&[], false);
         let with = |method: Method, header: (&str, &str)| {
             checked(&hosts, method, &[("host", "localhost:8080"), header])

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_text_is_read_as_serde_json_reads_it() {
+    fn valid_json_is_read_as_serde_json_reads_it() {
         let text = r#"{"b": [1, -2, 2.5, true, null, "x\u00e9"], "a": {"c": {}}}"#;
         let value = parse(text.as_bytes(), 8).unwrap();
         assert_eq!(value, serde_json::from_str::<Value>(text).unwrap());
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_integer_of_more_than_64_bits_is_named_with_its_place() {
+    fn an_integer_of_more_than_64_bits_is_named_by_its_pointer() {
         for (text, digits, line, column) in [
             ("18446744073709551616", "18446744073709551616", 1, 20),
             ("[-9223372036854775809]", "-9223372036854775809", 1, 21),

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_where_a_body_is_optional_a_refusal_speaks_of_requests_without_one() {
+    fn a_refusal_mentions_empty_bodies_only_if_they_are_allowed() {
         let detail = |checked: Result<(), Problem>| {
             let problem = serde_json::to_value(checked.unwrap_err()).unwrap();
             problem["detail"].as_str().unwrap().to_owned()
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn only_json_in_utf_8_is_taken() {
+    fn only_utf8_json_is_accepted() {
         let check = |types: &[&'static str], encoding: Option<&'static str>| {
             let mut headers = HeaderMap::new();
             for given in types {

@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_json_say_where_they_are() {
+    fn json_errors_have_a_position() {
         let problem = Problem::from(parse(b"{\n\"a\": x}", 4).unwrap_err());
         assert_eq!(
             shown(&problem)["detail"],

@@ -199,7 +199,7 @@ mod tests {
         std::fs::write(&path, "two").unwrap();
         assert_eq!(reload(), 2, "it is broken");
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(reload(), 2, "it is gone");
+        assert_eq!(reload(), 2, "it was removed");
         std::fs::write(&path, vec![b'0'; 2 * 1024 * 1024]).unwrap();
         assert_eq!(reload(), 2, "it is too long");
         std::fs::write(&path, "3").unwrap();

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use waybill_connections::{Connections, Full, Limits, Place, RequestGuard, RequestLimits};
+use waybill_connections::{ConnectionSlot, Connections, Full, Limits, RequestGuard, RequestLimits};
 
 use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
@@ -197,11 +197,11 @@ impl<S: Service> Server<S> {
                     continue;
                 }
             };
-            let place = tokio::select! {
+            let slot = tokio::select! {
                 () = stop.cancelled() => break,
-                place = self.place(peer) => place,
+                slot = self.slot(peer) => slot,
             };
-            let Some(place) = place else { continue };
+            let Some(slot) = slot else { continue };
             let connection = Connection {
                 http: self.http.clone(),
                 tls: self.tls.clone(),
@@ -214,15 +214,15 @@ impl<S: Service> Server<S> {
             let stall_timeout = self.limits.gate.stall_timeout;
             serving.spawn(async move {
                 tokio::select! {
-                    () = connection.serve(socket, &place) => {}
-                    () = place.closing() => {
+                    () = connection.serve(socket, &slot) => {}
+                    () = slot.closing() => {
                         tracing::debug!("closed a connection to make room for another");
                     }
-                    () = place.unread_for(stall_timeout) => {
+                    () = slot.unread_for(stall_timeout) => {
                         tracing::debug!("a client did not read its answer in time");
                     }
                 }
-                drop(place);
+                drop(slot);
                 meter.note(&connections);
             });
         }
@@ -232,14 +232,14 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Reserves a place for a connection; `None` if it must be closed. Waits while all are busy.
-    async fn place(&self, peer: SocketAddr) -> Option<Place> {
+    /// Reserves a slot for a connection; `None` if it must be closed. Waits while all are busy.
+    async fn slot(&self, peer: SocketAddr) -> Option<ConnectionSlot> {
         loop {
             let closing = CancellationToken::new();
             let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
             self.meter.note(&self.connections);
             match admitted {
-                Ok(place) => return Some(place),
+                Ok(slot) => return Some(slot),
                 Err(Full::Address) => return None,
                 Err(Full::All) => tokio::time::sleep(FULL_PAUSE).await,
             }
@@ -264,7 +264,7 @@ struct Connection<S> {
 }
 
 impl<S: Service> Connection<S> {
-    async fn serve(self, socket: TcpStream, place: &Place) {
+    async fn serve(self, socket: TcpStream, slot: &ConnectionSlot) {
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended early");
             return;
@@ -274,15 +274,15 @@ impl<S: Service> Connection<S> {
         };
         let each_max = self.limits.requests_per_connection_max;
         let each = REQUESTS_PER_CONNECTION_MIN.min(each_max)..=each_max;
-        let streams = place.part_of(self.limits.requests_shared_max, each);
+        let streams = slot.part_of(self.limits.requests_shared_max, each);
         let mut http = self.http;
         http.http2()
             .max_concurrent_streams(u32::try_from(streams).unwrap_or(u32::MAX));
-        let gate = Gate::new(stream, self.limits.gate).with_outlet(place.outlet());
+        let gate = Gate::new(stream, self.limits.gate).with_write_monitor(slot.write_monitor());
         let (service, refusals) = (self.service, self.refusals);
         let answer = service_fn(move |request: Request<Incoming>| {
-            let (service, guard) = (Arc::clone(&service), place.begin_request());
-            let request = request.map(|body| ArrivingBody::new(body, || place.begin_arrival()));
+            let (service, guard) = (Arc::clone(&service), slot.begin_request());
+            let request = request.map(|body| ArrivingBody::new(body, || slot.begin_arrival()));
             let refusals = Arc::clone(&refusals);
             // A future takes kilobytes. Unboxed, it would stay in the task of an HTTP/2 stream
             // until the client has read the answer, and in the task of an idle HTTP/1 connection.
@@ -300,7 +300,7 @@ impl<S: Service> Connection<S> {
         let connection = http.serve_connection(TokioIo::new(gate), answer);
         let mut connection = pin!(connection);
         let served = tokio::select! {
-            served = after_ready_tasks(connection.as_mut(), || place.requests() > 1) => served,
+            served = after_ready_tasks(connection.as_mut(), || slot.requests() > 1) => served,
             () = self.stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await

@@ -30,7 +30,7 @@ use openssl::ssl::{
 use openssl::x509::X509;
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
-use waybill_config::file_modes;
+use waybill_config::file_permissions;
 
 pub use config::TlsConfig;
 pub use stream::Stream;
@@ -150,7 +150,7 @@ impl Identity {
             ));
         };
         let key = read_key(key_path, key)?;
-        file_modes::warn_if_they_may_read(key_path, "the key of a listener");
+        file_permissions::warn_if_world_readable(key_path, "the key of a listener");
         if !certificate
             .public_key()
             .is_ok_and(|public| public.public_eq(&key))

@@ -173,7 +173,7 @@ async fn connections_that_send_nothing_or_half_a_head_do_not_block_others() {
 }
 
 #[tokio::test]
-async fn of_idle_connections_the_longest_idle_one_makes_room() {
+async fn the_longest_idle_connection_is_replaced() {
     let server = run(LIMITS, Tls::default()).await;
     let mut idle = Vec::new();
     for _ in 0..LIMITS.connections_max {
@@ -249,7 +249,7 @@ async fn slowly_dripping_bodies_do_not_block_other_clients() {
 }
 
 #[tokio::test]
-async fn an_address_with_as_many_busy_connections_as_it_may_have_gets_no_more() {
+async fn an_address_at_its_limit_of_busy_connections_gets_no_more() {
     let limits = ServerLimits {
         connections_per_address_max: 2,
         ..LIMITS
@@ -332,7 +332,7 @@ async fn an_overloaded_server_leaves_a_few_requests_to_each_connection_and_all_a
 }
 
 #[tokio::test]
-async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_begin() {
+async fn each_further_connection_may_begin_fewer_requests() {
     let limits = ServerLimits {
         connections_max: 100,
         connections_per_address_max: 100,
@@ -358,7 +358,7 @@ async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_beg
 }
 
 #[tokio::test]
-async fn an_answer_takes_room_until_it_is_written() {
+async fn an_answer_counts_until_it_is_written() {
     for path in ["/long", "/stream"] {
         let server = run(LIMITS, Tls::default()).await;
         let (mut requests, connection) = h2::client::Builder::new()

@@ -29,7 +29,7 @@ use super::config::batch_bytes;
 use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
 use super::measure::Measures;
 use super::route::{OPERATIONS, location};
-use super::shares::Place;
+use super::tenant_semaphore::RevocablePermit;
 use super::token::StatusToken;
 use super::view::BatchLine;
 
@@ -76,7 +76,7 @@ pub struct Batch<B> {
     rules: Arc<Rules>,
     measures: Arc<Measures>,
     stop: CancellationToken,
-    place: Place,
+    permit: RevocablePermit,
     /// Lines whose answer has not been written, oldest first.
     waiting: VecDeque<Unanswered>,
     /// The size of the problems among them.
@@ -131,7 +131,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         rules: Arc<Rules>,
         measures: Arc<Measures>,
         stop: CancellationToken,
-        place: Place,
+        permit: RevocablePermit,
         answers: mpsc::Sender<Bytes>,
     ) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             rules,
             measures,
             stop,
-            place,
+            permit,
             waiting: VecDeque::new(),
             problems_bytes: 0,
             answers,
@@ -190,7 +190,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     async fn next_part(&mut self) -> Result<Result<Option<Bytes>, Problem>, Abandoned> {
         loop {
             if Instant::now() < self.line_due
-                && !self.place.is_revoked()
+                && !self.permit.is_revoked()
                 && let Some(now) = self.parts.next_now()
             {
                 return Ok(now);
@@ -207,7 +207,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                     let detail = "This server is shutting down; the rest of the batch was not read.";
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));
                 }
-                () = self.place.revoked() => {
+                () = self.permit.revoked() => {
                     let detail = "Other requests need the memory that this batch uses; the rest of \
                                   the batch was not read.";
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));

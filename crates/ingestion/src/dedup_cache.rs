@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn it_forgets_the_oldest_and_stays_within_its_bound() {
+    fn the_cache_forgets_the_oldest_entries() {
         let recent = DedupCache::new(SHARDS * 2);
         // All ids map to one shard: their 14th byte is zero.
         let ids: Vec<_> = (0..5).map(|n| OperationId(Uuid::from_u128(n))).collect();
@@ -287,7 +287,7 @@ mod tests {
             panic!("the id is free")
         };
         let (Claimed::InFlight(mut outcome), Claimed::Conflict) = (claim_of(1), claim_of(2)) else {
-            panic!("the first is on its way")
+            panic!("the first is in flight")
         };
         claim.settle(&Ok(accepted(5, 1)));
         assert_eq!(outcome.try_recv(), Ok(Ok(accepted(5, 1))));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_whose_request_failed_is_free_again() {
+    fn the_id_of_a_failed_request_can_be_claimed_again() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_broker_refuses_requests_until_nothing_waits() {
+    fn requests_are_refused_while_the_broker_is_silent() {
         let flow = Flow::new(Duration::from_secs(10));
         let at = |ms: u64| flow.began + Duration::from_millis(ms);
         assert!(flow.begin_at(at(0)));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_keep_it_open() {
+    fn acknowledgements_keep_the_flow_open() {
         let flow = Flow::new(Duration::from_secs(10));
         let at = |ms: u64| flow.began + Duration::from_millis(ms);
         assert!(flow.begin_at(at(0)));

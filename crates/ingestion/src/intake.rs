@@ -37,9 +37,9 @@ use super::logs::Logs;
 use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
 use super::reply_topics::ReplyTopics;
 use super::request_lookup::RequestLookup;
-use super::shares::{Places, Share};
 use super::spans;
 use super::store_reads::StoreReads;
+use super::tenant_semaphore::{Permit, TenantSemaphore};
 
 /// The answer to a request that was not refused.
 #[derive(Debug)]
@@ -365,7 +365,7 @@ pub fn answer_of_row(
 /// `bytes_max / records_max`, so that one bound enforces both.
 #[derive(Debug)]
 struct Queue {
-    room: Places,
+    room: TenantSemaphore,
     record_bytes_min: usize,
 }
 
@@ -373,15 +373,15 @@ impl Queue {
     fn new(config: &IngestionConfig) -> Self {
         let bytes_max = config.producer_queue_bytes_max;
         Self {
-            room: Places::new(bytes_max, QUEUE_BYTES.of([]), &QUEUE_BYTES_MAX.of([])),
+            room: TenantSemaphore::new(bytes_max, QUEUE_BYTES.of([]), &QUEUE_BYTES_MAX.of([])),
             record_bytes_min: bytes_max.div_ceil(config.producer_queue_records_max.max(1)),
         }
     }
 
     /// Reserves room for a record of this many bytes, until it is dropped; `None` if the sender has
     /// none.
-    fn room(&self, sender: &Tenants, bytes: usize) -> Option<Share> {
-        self.room.share(sender, bytes.max(self.record_bytes_min))
+    fn room(&self, sender: &Tenants, bytes: usize) -> Option<Permit> {
+        self.room.acquire(sender, bytes.max(self.record_bytes_min))
     }
 }
 
@@ -465,7 +465,7 @@ impl DeliveryCallback {
 /// The room and the waiter of a record that is no request, such as a recovery.
 #[derive(Debug)]
 struct Acknowledgement {
-    room: Option<Share>,
+    room: Option<Permit>,
     flow: Arc<Flow>,
     outcome_sender: oneshot::Sender<Produced>,
 }
@@ -483,7 +483,7 @@ impl Acknowledgement {
 /// Waits for the record of a request, then informs the cache and the connection.
 #[derive(Debug)]
 struct Waiting {
-    room: Option<Share>,
+    room: Option<Permit>,
     dedup_cache: Arc<DedupCache>,
     flow: Arc<Flow>,
     /// Present if the id is the caller's.

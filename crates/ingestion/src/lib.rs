@@ -31,10 +31,10 @@ mod reply_topics;
 mod request_lookup;
 mod route;
 mod service;
-mod shares;
 mod spans;
 mod status;
 mod store_reads;
+mod tenant_semaphore;
 mod token;
 mod verb;
 mod view;
@@ -69,9 +69,9 @@ use self::batch::BatchLimits;
 use self::docs::Docs;
 use self::intake::Intake;
 use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
-use self::service::{Api, Events, Lists};
-use self::shares::Places;
+use self::service::{Api, Events, ListAdmission};
 use self::store_reads::StoreReads;
+use self::tenant_semaphore::TenantSemaphore;
 pub use self::what_next::as_typed;
 
 /// The listener's name in metrics.
@@ -191,7 +191,7 @@ impl Ingestion {
             hosts: guards.hosts,
             intake: Arc::clone(&intake),
             events,
-            lists: Lists::new(config.lists_max),
+            lists: ListAdmission::new(config.lists_max),
             rules: Arc::new(Rules {
                 workflows,
                 json_depth_max: config.depth_max(),
@@ -214,7 +214,7 @@ impl Ingestion {
                 pause_max: config.body_read_timeout,
                 line_max: config.body_timeout,
             },
-            budget: Places::new(
+            budget: TenantSemaphore::new(
                 config.body_bytes_max,
                 BODY_BYTES.of([]),
                 &BODY_BYTES_MAX.of([]),

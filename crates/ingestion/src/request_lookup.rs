@@ -21,7 +21,7 @@ use waybill_kafka::{
 use waybill_messages::Topics;
 
 use super::measure::{PENDING_READS, PENDING_READS_MAX};
-use super::shares::Places;
+use super::tenant_semaphore::TenantSemaphore;
 
 /// The content of a position in a topic of requests.
 #[derive(Debug)]
@@ -39,8 +39,8 @@ pub struct RequestLookup {
     reader: RecordReader,
     topics: Topics,
     timeout: Duration,
-    /// One place for each status request that may wait.
-    places: Places,
+    /// One permit for each status request that may wait.
+    permits: TenantSemaphore,
 }
 
 impl RequestLookup {
@@ -55,13 +55,17 @@ impl RequestLookup {
             reader: RecordReader::new(settings, "waybill-ingestion-lookup"),
             topics,
             timeout,
-            places: Places::new(waiting_max, PENDING_READS.of([]), &PENDING_READS_MAX.of([])),
+            permits: TenantSemaphore::new(
+                waiting_max,
+                PENDING_READS.of([]),
+                &PENDING_READS_MAX.of([]),
+            ),
         }
     }
 
     /// The content at `position`, if it can be read soon, for a caller with these tenants.
     pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<FoundRequest> {
-        let _place = self.places.share(tenants, 1)?;
+        let _permit = self.permits.acquire(tenants, 1)?;
         let due = Instant::now() + self.timeout;
         let permit = tokio::time::timeout_at(due, self.reader.acquire());
         let permit = permit.await.ok()?;

@@ -40,14 +40,14 @@ use super::docs::Docs;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::route::{DELIVERIES, DOCS, OPERATIONS, Route, location};
-use super::shares::{MeasuredBody, Place, Places, Share};
 use super::spans;
 use super::status::{self, Query};
+use super::tenant_semaphore::{MeasuredBody, Permit, RevocablePermit, TenantSemaphore};
 use super::verb::Verb;
 use super::view::AcceptedView;
 
 pub use self::events::Events;
-pub use self::ops::Lists;
+pub use self::ops::ListAdmission;
 pub use self::query::{
     OF_CANCEL, OF_LIST, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
 };
@@ -64,7 +64,7 @@ pub struct Api {
     /// Streams the events of operations.
     pub events: Arc<Events>,
     /// Bounds the cost of lists.
-    pub lists: Lists,
+    pub lists: ListAdmission,
     /// The rules for requests.
     pub rules: Arc<Rules>,
     /// The metrics.
@@ -78,7 +78,7 @@ pub struct Api {
     /// The limits of a batch.
     pub batch: BatchLimits,
     /// Bytes of bodies that may be held at once.
-    pub budget: Places,
+    pub budget: TenantSemaphore,
     /// Batches and event streams under way.
     pub batches: TaskTracker,
     /// Ends them early.
@@ -266,11 +266,11 @@ impl Api {
         let bytes = self.batch.bytes_max();
         // Batches leave an eighth to single requests.
         let spare = self.budget.max() / 8;
-        let place = self
+        let permit = self
             .budget
-            .place(caller.tenants(), bytes + REQUEST_BYTES, spare);
-        let place = place.ok_or_else(too_much_is_received)?;
-        let body = place.measure(body);
+            .acquire_revocable(caller.tenants(), bytes + REQUEST_BYTES, spare);
+        let permit = permit.ok_or_else(too_much_is_received)?;
+        let body = permit.measure(body);
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let batch = Batch::new(
             Parts::new(body, self.patience.pause_max),
@@ -280,17 +280,17 @@ impl Api {
             Arc::clone(&self.rules),
             Arc::clone(&self.measures),
             self.stop.clone(),
-            place,
+            permit,
             answers,
         );
-        // A panic also releases the place, and then the stream just ends.
+        // A panic also releases the permit, and then the stream just ends.
         self.batches.spawn(batch.run());
         let mut reply = Response::new(Payload::Stream(stream));
         set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
         Ok(reply)
     }
 
-    /// Reads a whole body of at most `bytes_max` bytes, with a share of the budget for `announced`
+    /// Reads a whole body of at most `bytes_max` bytes, with a permit of the budget for `announced`
     /// bytes. Fails if the client sends slowly and others find no room.
     pub async fn receive(
         &self,
@@ -299,21 +299,21 @@ impl Api {
         caller: &Caller,
         announced: usize,
     ) -> Result<(Held, Bytes), Problem> {
-        let share = self
+        let permit = self
             .budget
-            .share(caller.tenants(), announced + REQUEST_BYTES);
-        let share = share.ok_or_else(too_much_is_received)?;
+            .acquire(caller.tenants(), announced + REQUEST_BYTES);
+        let permit = permit.ok_or_else(too_much_is_received)?;
         let body = MeasuredBody::new(body);
         let arrivals = body.arrivals();
         let mut reading = pin!(read_whole(body, bytes_max, self.patience));
         // Nearly every body has arrived already.
         if let Poll::Ready(read) = poll!(&mut reading) {
-            return Ok((Held::Share { _share: share }, read?));
+            return Ok((Held::Fixed { _permit: permit }, read?));
         }
-        let place = self.budget.revocable(share, arrivals);
+        let permit = self.budget.make_revocable(permit, arrivals);
         tokio::select! {
-            read = reading => Ok((Held::Place { _place: place }, read?)),
-            () = place.revoked() => {
+            read = reading => Ok((Held::Revocable { _permit: permit }, read?)),
+            () = permit.revoked() => {
                 let detail = "Other requests need the memory that this body uses, and it arrives slowly.";
                 Err(Problem::new(Kind::Overloaded, detail))
             }
@@ -321,11 +321,11 @@ impl Api {
     }
 }
 
-/// The share of the budget that a body holds until this is dropped.
+/// The part of the budget that a body holds until this is dropped.
 #[derive(Debug)]
 pub enum Held {
-    Share { _share: Share },
-    Place { _place: Place },
+    Fixed { _permit: Permit },
+    Revocable { _permit: RevocablePermit },
 }
 
 fn too_much_is_received() -> Problem {

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_of_a_cancel_is_of_any_request() {
+    fn the_token_of_a_cancel_matches_any_request() {
         let position = Position {
             priority: Priority::Normal,
             partition: PartitionId(3),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn an_invalid_token_is_refused() {
         for bad in [
             "",
             "1-2",

@@ -21,7 +21,7 @@ use waybill_engine::{
 use super::refusals;
 use super::what_next::{self, WhatNext};
 
-pub use self::accepted::{AcceptedView, BatchLine, KnownView, VerbAcceptedView};
+pub use self::accepted::{AcceptedView, BatchLine, OperationIdsView, VerbAcceptedView};
 pub use self::event::EventView;
 pub use self::list::{ItemView, ListView, PAGE_ITEMS_MAX, UNREADABLE};
 

@@ -169,7 +169,7 @@ impl Admin {
     /// # Errors
     ///
     /// [`AdminError::NotReady`] after `timeout`. [`AdminError::Refused`] some seconds after the
-    /// broker refused this client, or this client the broker.
+    /// broker refused the login, or this client rejected the broker's certificate.
     pub async fn wait_ready(&self, timeout: Duration) -> Result<(), AdminError> {
         let started = Instant::now();
         let mut refused_since = None;

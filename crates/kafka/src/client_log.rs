@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn noise_passes_once_per_interval_and_counts_what_it_held_back() {
+    fn noise_is_logged_once_per_interval_with_a_count() {
         let gate = Gate::default();
         let start = Instant::now();
         assert_eq!(gate.pass(start), Some(0));

@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_batch_is_found_by_halving() {
+    fn the_end_of_a_batch_is_found_by_binary_search() {
         for (first, last, end) in [
             (8, 8, 9),
             (8, 8, 900),
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn wherever_a_search_is_cut_short_it_passes_over_nothing_that_may_be_readable() {
+    fn an_interrupted_search_skips_no_readable_record() {
         use At::{Batch, Corrupt, Nothing, Record, Unparsable};
         const KINDS: [At; 6] = [Record, Unparsable, Batch(100), Batch(200), Corrupt, Nothing];
         for number in 0..KINDS.len().pow(6) {
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_begins_behind_the_partition_at_which_the_one_before_ended() {
+    fn a_round_starts_after_the_last_partition_of_the_previous_one() {
         let positions = |partitions: &[u32]| -> Vec<Position> {
             let of = |at: &u32| ("t".to_owned(), PartitionId(*at), Offset(7));
             partitions.iter().map(of).collect()
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_undecodable_twice_at_one_offset_is_met_again() {
+    fn only_a_record_undecodable_twice_is_reported() {
         use DamageKind::{Corrupt, Undecodable};
         let mut history = History::default();
         let mut again = |offset, kind| history.met_again("t", PartitionId(0), Offset(offset), kind);

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_librdkafka_knows_to_be_absent_is_refused() {
+    fn only_records_that_were_certainly_not_written_are_refused() {
         let timed_out = RDKafkaErrorCode::MessageTimedOut;
         assert_eq!(
             ProduceError::of_delivery(timed_out, Persisted::No),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
-/// A group is reported after this many refused commits in a row, over this long: a commit may fail
+/// A group is reported after this many refused commits in a row, over at least this time: a commit may fail
 /// while a group rebalances or a broker restarts.
 const REFUSALS_MIN: u32 = 3;
 const REFUSED_FOR_MIN: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ mod tests {
     const REFUSAL: KafkaError = KafkaError::ConsumerCommit(RDKafkaErrorCode::PolicyViolation);
 
     #[test]
-    fn a_group_is_shown_once_its_commits_are_refused_again_and_again_until_one_is_accepted() {
+    fn a_group_with_repeatedly_refused_commits_is_shown() {
         let commits = GroupCommits::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_is_full_of_groups_is_shown_with_the_setting() {
+    fn a_full_group_store_is_shown_with_its_setting() {
         let commits = GroupCommits::default();
         let start = Instant::now();
         let full = KafkaError::ConsumerCommit(RDKafkaErrorCode::GroupMaxSizeReached);

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_that_were_passed_over_are_committed_behind_what_was_begun_before() {
+    fn skipped_offsets_are_committed_after_earlier_records() {
         let mut progress = assigned();
         let open = begun(&mut progress, 1)[0];
         progress.pass(T, P, Offset(104));

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checkpoint_is_known_by_the_record_below_it_or_by_its_topic_where_there_is_none() {
+    fn a_checkpoint_is_identified_by_its_record_or_its_topic() {
         assert_eq!(Mark::of(Offset(0), Some(7)), Mark::Topic(7));
         assert_eq!(Mark::of(Offset(3), Some(7)), Mark::Record(Offset(2), 7));
         assert_eq!(Mark::of(Offset(3), Some(UNDECODABLE)), Mark::Missing);

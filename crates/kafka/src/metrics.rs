@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_of_one_name_add_up() {
+    fn metrics_of_one_name_are_added_up() {
         // A gauge stores the bits of its value.
         let shown = Arc::new(AtomicU64::new(0));
         let [first, second] = [(); 2].map(|()| Share::of(Gauge::from_arc(shown.clone())));

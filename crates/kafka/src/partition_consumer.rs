@@ -605,7 +605,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_queue_limits_what_one_fetch_brings() {
+    fn a_small_queue_limits_the_size_of_a_fetch() {
         let settings = fetch_settings(2048, 100, Duration::from_millis(20));
         assert!(settings.contains(&("queued.max.messages.kbytes", "2048".to_owned())));
         assert!(settings.contains(&("fetch.max.bytes", (2048 * 1024).to_string())));

@@ -44,11 +44,11 @@ pub struct Polled {
 pub enum PollError {
     /// The next offsets to read do not exist: retention deleted them, the logs lost their ends, or
     /// the topic was recreated. These partitions are no longer read.
-    #[error("{}", said(.0))]
+    #[error("{}", text(.0))]
     OffsetOutOfRange(Vec<OutOfRange>),
     /// Records are damaged, or the client stalls at them without an error. These partitions are no
     /// longer assigned; all others are read on.
-    #[error("{}", said(.0))]
+    #[error("{}", text(.0))]
     Damaged(Vec<DamagedLog>),
     /// The position of an assigned partition became invalid, and the partition could not be
     /// determined.
@@ -100,9 +100,9 @@ impl fmt::Display for OutOfRange {
     }
 }
 
-fn said(partitions: &[impl fmt::Display]) -> String {
-    let said: Vec<String> = partitions.iter().map(ToString::to_string).collect();
-    said.join("; ")
+fn text(partitions: &[impl fmt::Display]) -> String {
+    let text: Vec<String> = partitions.iter().map(ToString::to_string).collect();
+    text.join("; ")
 }
 
 /// Takes records up to a limit or until none is available, or until `stop` returns true: it is

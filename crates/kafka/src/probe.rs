@@ -126,7 +126,7 @@ fn speaks_http(line: &str) -> bool {
 /// A line of the log without the name of the thread that begins it.
 fn without_thread(line: &str) -> &str {
     match line.strip_prefix("[thrd:") {
-        Some(rest) => rest.split_once("]: ").map_or(line, |(_, said)| said),
+        Some(rest) => rest.split_once("]: ").map_or(line, |(_, message)| message),
         None => line,
     }
 }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_the_log_loses_the_name_of_its_thread_and_nothing_else() {
+    fn the_thread_name_is_removed_from_a_log_line() {
         for (line, expected) in [
             (
                 "[thrd:a:1/bootstrap]: a:1/bootstrap: Disconnected",
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_http_is_a_refusal_that_names_it() {
+    fn an_http_answer_is_reported_as_such() {
         let line = "a:1/bootstrap: Receive failed: Invalid response size 1213486160 (0..100000000): increase \
                     receive.message.max.bytes";
         let reasons = Reasons::default();

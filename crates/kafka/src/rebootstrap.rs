@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_added_once_reports_have_ceased_and_not_too_often() {
+    fn bootstrap_servers_are_added_after_silence_and_rarely() {
         let start = Instant::now();
         let mut state = State::default();
         assert!(!state.is_due(start), "nothing was reported");

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reserved_name_is_one_that_librdkafka_knows() {
+    fn every_reserved_property_exists_in_librdkafka() {
         for property in RESERVED {
             let refused = ClientConfig::new()
                 .set(*property, "x")
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn no_client_has_a_topic_made_by_naming_it() {
+    fn no_client_creates_topics_automatically() {
         let config = KafkaSettings::new("localhost:9092").client_config("c", &[], &[]);
         assert_eq!(
             config.unwrap().get("allow.auto.create.topics"),

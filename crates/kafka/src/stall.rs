@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_suspect_when_it_stood_still_for_ten_seconds_with_records_left() {
+    fn a_partition_is_suspect_after_ten_seconds_without_progress() {
         let mut watch = StallWatch::default();
         let start = Instant::now();
         let found = suspect_at(&mut watch, start, 0..60, |_| Some(7));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_that_moves_or_is_read_to_its_end_is_not_suspect() {
+    fn a_partition_with_progress_or_at_its_end_is_not_suspect() {
         let start = Instant::now();
         let moving = |second: u64| Some(i64::try_from(second / 9).unwrap());
         let found = suspect_at(&mut StallWatch::default(), start, 0..60, moving);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_positions_are_looked_at_once_a_second() {
+    fn positions_are_checked_once_a_second() {
         let mut watch = StallWatch::default();
         let start = Instant::now();
         assert!(watch.is_due(start));

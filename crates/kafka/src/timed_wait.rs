@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn librdkafka_waits_here() {
+    fn librdkafka_uses_the_replaced_wait() {
         let before = CALLS.load(Ordering::Relaxed);
         let client: BaseProducer = ClientConfig::new().create().unwrap();
         client.poll(SHORT);

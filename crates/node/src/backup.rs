@@ -127,12 +127,12 @@ fn send(
     runtime: Handle,
     place: OwnedSemaphorePermit,
 ) {
-    let outlet = Outlet {
+    let writer = PieceWriter {
         gathered: BytesMut::with_capacity(2 * PIECE_BYTES),
         pieces: pieces.clone(),
         runtime,
     };
-    match write(&noted, outlet) {
+    match write(&noted, writer) {
         Ok(contents) => tracing::info!(
             operations = contents.operations,
             records = contents.records,
@@ -208,13 +208,13 @@ pub fn put_in_place(partial: &Path, path: &Path) -> io::Result<()> {
 
 /// Sends pieces to the client. Bytes that were not flushed when it is dropped are lost, because the
 /// backup was then abandoned.
-struct Outlet {
+struct PieceWriter {
     gathered: BytesMut,
     pieces: mpsc::Sender<io::Result<Bytes>>,
     runtime: Handle,
 }
 
-impl Write for Outlet {
+impl Write for PieceWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.gathered.extend_from_slice(bytes);
         if self.gathered.len() >= PIECE_BYTES {

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_low_disk_needs_a_tenth_more_than_the_mark_to_be_low_no_more() {
+    fn a_low_disk_recovers_a_tenth_above_the_minimum() {
         assert!(is_low(false, 99, 100));
         assert!(!is_low(false, 100, 100));
         assert!(is_low(true, 109, 100));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_yet_is_measured_where_it_will_be() {
+    fn the_file_system_of_a_missing_directory_is_measured() {
         let dir = tempfile::tempdir().unwrap();
         let here = Space::of(dir.path()).unwrap();
         let there = Space::of(&dir.path().join("a/b")).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_names_the_directory_and_the_mark() {
+    fn readiness_names_the_directory_and_the_minimum() {
         let dir = tempfile::tempdir().unwrap();
         let readiness = Readiness::default();
         let size = ByteSize::bytes(u64::MAX);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_whose_disk_fails_is_reported_with_the_cause_and_not_as_a_lack_of_space() {
+    async fn a_store_on_a_failing_disk_is_reported_with_the_cause() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = EmbeddedConfig::new(dir.path().join("store"));
         config.memtable_bytes = 16 << 10;
@@ -327,14 +327,17 @@ mod tests {
     }
 
     #[test]
-    fn bounds_that_the_disk_cannot_hold_are_said_with_both_sizes() {
+    fn bounds_beyond_the_disk_are_reported_with_both_sizes() {
         let space = Space {
             free: 1 << 30,
             size: 20 << 30,
         };
         assert_eq!(bounds_exceed(20 << 30, space, Path::new("data")), None);
-        let said = bounds_exceed(50 << 30, space, Path::new("data")).unwrap();
-        assert!(said.contains("50GiB") && said.contains("20GiB"), "{said}");
-        assert!(said.contains("broker.requestsDiskBytesMax"), "{said}");
+        let message = bounds_exceed(50 << 30, space, Path::new("data")).unwrap();
+        assert!(
+            message.contains("50GiB") && message.contains("20GiB"),
+            "{message}"
+        );
+        assert!(message.contains("broker.requestsDiskBytesMax"), "{message}");
     }
 }

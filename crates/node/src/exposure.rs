@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_held_to_the_listeners_that_it_opens() {
+    fn only_the_listeners_of_a_role_are_checked() {
         let mut config = Config::default();
         let everywhere = |port: u16| SocketAddr::from(([0, 0, 0, 0], port));
         config.http.listen = everywhere(1);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn simulated_services_overlap_with_no_listener_if_they_or_the_brokers_are_elsewhere() {
+    fn remote_simulated_services_overlap_with_no_listener() {
         let mut config = Config::default();
         config.http.listen = config.services.listen;
         assert!(check_everything(&config).is_err());
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_every_listener_and_the_ways_out() {
+    fn a_refusal_names_every_listener_and_the_remedies() {
         let mut config = Config::default();
         config.http.listen = "0.0.0.0:80".parse().unwrap();
         config.broker.listen = "[::]:92".parse().unwrap();

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_raised_to_what_the_system_lets_the_process_have() {
+    fn the_soft_limit_is_raised_to_the_hard_limit() {
         let limit = raise();
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         assert_eq!(current, Some(limit));

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_that_listens_everywhere_is_asked_on_this_machine() {
+    fn an_api_on_all_addresses_is_called_on_loopback() {
         assert_eq!(listener("0.0.0.0:81").unwrap(), "http://127.0.0.1:81");
         assert_eq!(listener("[::]:81").unwrap(), "http://[::1]:81");
         assert_eq!(listener("10.1.2.3:81").unwrap(), "http://10.1.2.3:81");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_says_where_it_comes_from() {
+    fn an_address_names_its_source() {
         let origin = |named: Option<&str>| {
             let named = named.map(|url| url.parse().unwrap());
             let address = ApiAddress::of_configuration(named.as_ref(), &Config::default());
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_have_a_path_and_nothing_behind_it_and_no_secret() {
+    fn an_address_may_have_a_path_but_no_query_and_no_secret() {
         let read = |text: &str| text.parse().map(|address: ApiAddress| address.to_string());
         assert_eq!(read("https://h/").unwrap(), "https://h");
         assert_eq!(read("http://h:81/way/").unwrap(), "http://h:81/way");

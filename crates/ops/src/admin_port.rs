@@ -15,10 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The process refused the request.
 #[derive(Debug, thiserror::Error)]
-#[error("{said}")]
+#[error("{message}")]
 pub(crate) struct Refused {
     status: StatusCode,
-    said: String,
+    message: String,
 }
 
 impl Refused {
@@ -38,16 +38,16 @@ impl Refused {
 
 /// The admin port does not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("{said}")]
+#[error("{message}")]
 pub(crate) struct Unreachable {
-    said: String,
+    message: String,
 }
 
 impl Unreachable {
     pub(crate) fn new(url: &str, why: &str) -> Self {
         let hint = "name the admin port of `up` with --admin or --admin-url";
         Self {
-            said: format!("{url} does not answer ({why}): {hint}"),
+            message: format!("{url} does not answer ({why}): {hint}"),
         }
     }
 }
@@ -55,9 +55,9 @@ impl Unreachable {
 /// Extends the error for an unreachable admin port with a hint that `--scylla` names a cluster.
 pub(crate) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
     match error.downcast::<Unreachable>() {
-        Ok(Unreachable { said }) => {
-            let said = format!("{said}, or a cluster with --scylla");
-            Unreachable { said }.into()
+        Ok(Unreachable { message }) => {
+            let message = format!("{message}, or a cluster with --scylla");
+            Unreachable { message }.into()
         }
         Err(other) => other,
     }
@@ -128,7 +128,7 @@ pub(crate) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Resu
         let detail = detail.unwrap_or("no detail");
         return Err(Refused {
             status,
-            said: format!("{url} answers {status}: {detail}{hint}"),
+            message: format!("{url} answers {status}: {detail}{hint}"),
         }
         .into());
     }

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_rule_says_what_it_demands() {
+    fn a_broken_rule_is_reported_with_its_text() {
         let row = |verdict| {
             let finding = Finding {
                 rule: Rule::Echo,

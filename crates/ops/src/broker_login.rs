@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_needed_where_the_embedded_broker_asks_and_only_there() {
+    fn a_token_is_required_only_by_the_embedded_broker() {
         let key = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(key.path(), "-----BEGIN KEY-----\nMIG\n").unwrap();
         let refused = with_login(&asking(), Some(key.path())).unwrap_err();

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_in_the_documents_is_what_the_formulas_say() {
+    fn the_documented_table_follows_from_the_formulas() {
         for (rate, counts) in [
             ("10000", [1, 1, 1, 3, 3]),
             ("50000", [1, 3, 3, 4, 11]),
@@ -402,13 +402,13 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_fewer_servers_than_copies() {
+    fn there_are_at_least_as_many_servers_as_replicas() {
         let need = need("--rate 1 --copies 5");
         assert_eq!([count(&need, "brokers"), count(&need, "database")], [5, 5]);
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_reason() {
+    fn impossible_values_are_refused_with_their_reason() {
         for (line, problem) in [
             ("--rate 0", "a number above 0"),
             ("--rate many", "expected a number"),

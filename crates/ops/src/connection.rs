@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_may_be_given_short_or_whole() {
+    fn a_topic_may_be_given_with_or_without_prefix() {
         assert_eq!(
             names_of("acme", "failed-operations"),
             ["failed-operations", "acme.failed-operations.v1"]
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_that_is_not_there_is_refused_with_what_is_there() {
+    fn a_missing_partition_is_refused_with_the_existing_ones() {
         assert_eq!(chosen("t", 2, None).unwrap().len(), 2);
         assert_eq!(
             chosen("t", 2, Some(1)).unwrap(),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn without_brokers_the_embedded_one_is_asked() {
+    fn without_brokers_the_embedded_one_is_used() {
         let mut config = Config::default();
         assert_eq!(
             config.kafka_settings_of_commands().brokers,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use reqwest::header::HeaderValue;
-use waybill_config::{Secret, file_modes};
+use waybill_config::{Secret, file_permissions};
 use waybill_http::auth::bearer;
 
 /// Parses a path that the environment variable may give instead. The error for an empty path names the variable.
@@ -45,7 +45,7 @@ pub(crate) fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessEr
         return Err(refused("is empty"));
     }
     let bearer = bearer(&token).map_err(|_| refused("holds no token"))?;
-    file_modes::warn_if_they_may_read(path, "the token");
+    file_permissions::warn_if_world_readable(path, "the token");
     Ok((token, bearer))
 }
 

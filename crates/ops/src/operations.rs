@@ -9,7 +9,7 @@
 
 mod api;
 mod ask;
-mod course;
+mod canary;
 mod doctor;
 mod explain;
 mod filter;

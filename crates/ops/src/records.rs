@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_start_is_beginning_end_or_an_offset() {
+    fn a_start_is_the_beginning_the_end_or_an_offset() {
         assert_eq!("beginning".parse(), Ok(From::Beginning));
         assert_eq!("end".parse(), Ok(From::End));
         assert_eq!("17".parse(), Ok(From::Offset(17)));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_stands_under_its_heading() {
+    fn table_columns_match_their_headings() {
         let row = Row {
             partition: 3,
             offset: 17,

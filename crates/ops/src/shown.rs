@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_text_where_they_are_text_and_base64_where_not() {
+    fn bytes_are_shown_as_text_or_base64() {
         let json = |bytes| serde_json::to_string(&Bytes(bytes)).unwrap();
         assert_eq!(json("Zürich".as_bytes()), "\"Zürich\"");
         assert_eq!(json(b""), "\"\"");
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shown_in_utc_and_impossible_ones_not_at_all() {
+    fn times_are_shown_in_utc_and_impossible_ones_omitted() {
         assert_eq!(time(Some(0)).unwrap(), "1970-01-01T00:00:00.000Z");
         assert_eq!(time(Some(i64::MAX)), None);
         assert_eq!(time(None), None);

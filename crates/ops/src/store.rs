@@ -41,13 +41,13 @@ impl StoreCommand {
         match self {
             Self::Migrate => {
                 runtime.block_on(CqlStore::migrate(&cql))?;
-                said(&format!("ok: keyspace {} is usable", cql.keyspace))
+                print_line(&format!("ok: keyspace {} is usable", cql.keyspace))
             }
             Self::Check(written) => {
                 let report = runtime.block_on(CqlStore::check(&cql))?;
                 let problems = report.problems();
                 let view = StoreView::new(&cql.keyspace, report, &problems);
-                said(&written.text(&view)?)?;
+                print_line(&written.text(&view)?)?;
                 match problems.into_iter().find(CqlProblem::is_fatal) {
                     Some(fatal) => Err(fatal).context("the store is unusable"),
                     None => Ok(()),
@@ -57,7 +57,7 @@ impl StoreCommand {
     }
 }
 
-fn said(text: &str) -> anyhow::Result<()> {
+fn print_line(text: &str) -> anyhow::Result<()> {
     until_reader_leaves(writeln!(io::stdout(), "{text}").map_err(Into::into))
 }
 

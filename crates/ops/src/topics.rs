@@ -116,10 +116,10 @@ impl Site {
     }
 
     /// Drops findings about numbers of partitions that match the state store.
-    pub(crate) fn drop_numbers_that_stand(&self, findings: &mut Vec<Finding>, stands: &LayoutView) {
+    pub(crate) fn drop_stored_numbers(&self, findings: &mut Vec<Finding>, stored: &LayoutView) {
         findings.retain(|finding| {
             let number = finding.number_of_operations(&self.needed);
-            !number.is_some_and(|has| stands.topics_may_have.contains(&has))
+            !number.is_some_and(|has| stored.topics_may_have.contains(&has))
         });
     }
 

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_read_than_may_wait_and_than_may_be_known() {
+    fn credit_is_bounded_by_waiting_and_tracked_requests() {
         let most = amount(50_000, 1_000);
         let room = |waiting, known| room_beside(most, waiting, 250_000, known);
         assert_eq!(room(amount(0, 0), 0), most);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_and_queued_counts_against_the_room() {
+    fn queued_records_count_against_the_credit() {
         let credit = Credit::default();
         assert_eq!(credit.take(LIMIT, Duration::ZERO), None);
         credit.offer(amount(5, 500));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_larger_than_the_room_closes_it() {
+    fn a_record_larger_than_the_credit_uses_it_up() {
         let credit = Credit::default();
         credit.offer(amount(5, 10));
         credit.take(LIMIT, Duration::ZERO).expect("there is room");

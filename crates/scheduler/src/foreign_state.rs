@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_that_was_run_is_known_by_its_committed_copy() {
+    fn a_log_with_committed_offsets_counts_as_processed() {
         let was_run =
             |end, committed: Option<i64>| was_run(Offset(end), committed.map(Offset)).is_some();
         assert!(!was_run(0, None), "a new log");
@@ -111,11 +111,11 @@ mod tests {
         assert!(!was_run(900, Some(0)), "no record is done");
         assert!(was_run(900, Some(1)));
         assert!(was_run(900, Some(900)));
-        assert!(!was_run(5, Some(900)), "the topic was made anew");
+        assert!(!was_run(5, Some(900)), "the topic was recreated");
     }
 
     #[test]
-    fn a_log_that_has_lost_its_beginning_is_no_new_one_but_for_replies() {
+    fn a_log_without_its_beginning_is_not_new_except_for_replies() {
         for source in Source::ALL {
             let mut first = TopicOffsets::default();
             assert!(whole(&first).is_ok());

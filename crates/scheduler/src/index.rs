@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_entry_behind_the_cursor_is_written_again_beyond_it() {
+    async fn an_entry_behind_the_cursor_is_rewritten_ahead_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let [swept, other] = [PartitionId(0), PartitionId(1)];
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_late_comes_up_soon() {
+    fn a_late_entry_is_found_soon() {
         let index_shard = PartitionId(0);
         let cursors = BTreeMap::from([(index_shard, DueBucket(100))]);
         let again = late(

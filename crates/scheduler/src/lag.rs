@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_becomes_known_late_is_not_lag() {
+    fn a_late_end_offset_is_not_lag() {
         // The end is from the last fetch and may be behind the consumed offset.
         assert_eq!(lag(&mut LagClock::default(), 1, 10, 15), (0, 0.0));
     }

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_was_suspended_past_its_lease_acts_no_more() {
+    fn an_owner_suspended_past_its_lease_stops() {
         let renewed_at = BootTime::from_micros(60_000_000);
         let lease = held(renewed_at + Duration::from_secs(9));
         assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_do_not_run_out_after_the_clock_was_set_back() {
+    fn stamps_remain_available_after_the_clock_was_set_back() {
         let (day, now) = (Duration::from_secs(86_400), Timestamp(1_000_000_000_000));
         let mut lease = held(BootTime::now());
         let mut last = Stamp((now + day).as_micros());

@@ -45,7 +45,7 @@ mod tests {
     const MICRO: Duration = Duration::from_micros(1);
 
     #[test]
-    fn only_behind_many_rows_a_commit_waits() {
+    fn a_commit_waits_only_after_a_large_one() {
         let start = Instant::now();
         let mut linger = GroupCommitLinger::default();
         assert!(!linger.holds_back(start));

@@ -113,7 +113,7 @@ const LAG_SECONDS: Metric<Gauge, 3> = of_priority(
      there is none",
 );
 const OWNED: Metric<Gauge, 2> = of_shard(
-    "waybill_scheduler_partition_owned",
+    "waybill_scheduler_shard_owned",
     "Whether this process owns the shard: 1, or 0 while the shard waits for its lease or is \
      stopped",
 );

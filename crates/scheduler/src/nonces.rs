@@ -152,7 +152,7 @@ mod tests {
 
     /// Expected value from Python's `hmac`: schedulers of two versions must agree.
     #[test]
-    fn the_derivation_has_not_changed_by_accident() {
+    fn the_derivation_of_nonces_is_stable() {
         let Nonce(nonce) = request().nonce.unwrap();
         let nonce: String = nonce.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(nonce, "7c37323c45b7be737a8c7e013a9ec516");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_without_a_nonce_or_with_that_of_anything_else_is_refused() {
+    fn a_reply_with_a_missing_or_wrong_nonce_is_refused() {
         let missing = StepReply {
             nonce: None,
             ..reply()

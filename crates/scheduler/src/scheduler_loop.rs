@@ -97,7 +97,7 @@ impl SchedulerLoop {
             };
             match self.clock.turn(TURN_MAX) {
                 Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended),
-                Some(Standstill::Paused(pause)) => self.stood_still(pause),
+                Some(Standstill::Paused(pause)) => self.resume_after_pause(pause),
                 None => {}
             }
             self.turn(all_taken);
@@ -518,7 +518,7 @@ impl SchedulerLoop {
     /// Handles a pause of the process. The inbox may hold replies that are older than the time-outs
     /// that would be applied now. So no time-out is applied until the inbox was read to its current
     /// end.
-    fn stood_still(&mut self, pause: Duration) {
+    fn resume_after_pause(&mut self, pause: Duration) {
         tracing::warn!(
             ?pause,
             "the scheduler was paused; reading all replies before applying time-outs"

@@ -73,9 +73,9 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let said = answer(|| panic!("a row"));
-        assert_eq!(said, "task layout panicked: a row");
-        let said = answer(|| panic!("row {}", 7));
-        assert_eq!(said, "task layout panicked: row 7");
+        let text = answer(|| panic!("a row"));
+        assert_eq!(text, "task layout panicked: a row");
+        let text = answer(|| panic!("row {}", 7));
+        assert_eq!(text, "task layout panicked: row 7");
     }
 }

@@ -63,7 +63,7 @@ impl Faulty {
         match fault {
             None => true,
             Some(Fault::Unknown) => false,
-            Some(Fault::Panics) => panic!("as it was told to"),
+            Some(Fault::Panics) => panic!("the configured fault"),
             Some(Fault::Silent) => std::future::pending().await,
             Some(Fault::Held) => {
                 let permit = self.let_go.acquire().await;
@@ -326,14 +326,14 @@ fn operation(partition: u32, number: u128) -> OperationId {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease() {
+async fn a_write_of_unknown_outcome_is_repeated_and_the_lease_is_kept() {
     let fixture = Fixture::new(false, PATIENCE).await;
     let [first, other, fails] = [operation(1, 1), operation(1, 2), operation(0, 3)];
     let faults = [(first, vec![Fault::Held]), (fails, vec![Fault::Unknown; 3])];
     fixture.store.writes.lock().unwrap().extend(faults);
     fixture.request(first, IdOrigin::Server);
     fixture
-        .until("the first commit is under way", |fixture| {
+        .until("the first commit is running", |fixture| {
             fixture.store.writes.lock().unwrap()[&first].is_empty()
         })
         .await;
@@ -350,7 +350,7 @@ async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease
         .await;
     fixture.store.let_go.add_permits(1);
     fixture
-        .until("every operation's step is asked for", |fixture| {
+        .until("every operation's step is requested", |fixture| {
             fixture.steps().len() == 3
         })
         .await;
@@ -363,8 +363,7 @@ async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_write_or_a_read_that_panics_or_never_answers_is_given_up_and_its_partition_taken_again()
-{
+async fn a_shard_is_reacquired_after_a_store_call_panics_or_hangs() {
     let mut cases = Vec::new();
     for is_exclusive in [true, false] {
         for fault in [Fault::Panics, Fault::Silent] {
@@ -392,7 +391,7 @@ async fn is_taken_again(is_exclusive: bool, fault: Fault, is_read: bool) {
     faults.lock().unwrap().insert(id, vec![fault]);
     fixture.request(id, IdOrigin::Caller);
     fixture
-        .until(&format!("{case:?}: its step is asked for"), |fixture| {
+        .until(&format!("{case:?}: its step is requested"), |fixture| {
             !fixture.steps().is_empty()
         })
         .await;

@@ -16,7 +16,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 pub(super) struct UnreadableRows {
     counter: Counter,
     message: &'static str,
-    pace: Pace,
+    rate_limit: LogRateLimit,
 }
 
 impl UnreadableRows {
@@ -25,7 +25,7 @@ impl UnreadableRows {
         Self {
             counter: ROWS_UNREADABLE.of([]),
             message: "unreadable row; its operation needs operator action",
-            pace: Pace::default(),
+            rate_limit: LogRateLimit::default(),
         }
     }
 
@@ -34,18 +34,18 @@ impl UnreadableRows {
         Self {
             counter: ROWS_REPLACED.of([]),
             message: "unreadable row; replaced it with the current state",
-            pace: Pace::default(),
+            rate_limit: LogRateLimit::default(),
         }
     }
 
     /// Reports an unreadable row.
     pub(super) fn report(&mut self, row: &CorruptRow) {
         self.counter.increment(1);
-        if let Some(untold) = self.pace.line(Instant::now()) {
+        if let Some(suppressed) = self.rate_limit.line(Instant::now()) {
             tracing::error!(
                 operation = %row.id,
                 error = row as &dyn std::error::Error,
-                untold,
+                suppressed,
                 "{}",
                 self.message
             );
@@ -55,16 +55,16 @@ impl UnreadableRows {
 
 /// Limits the number of log lines.
 #[derive(Default)]
-struct Pace {
+struct LogRateLimit {
     /// When the current period began.
     began: Option<Instant>,
     /// The number of lines in the current period.
     lines: u32,
     /// The number of rows without a line since the last line.
-    untold: u64,
+    suppressed: u64,
 }
 
-impl Pace {
+impl LogRateLimit {
     /// Whether to write a line now; if so, the number of rows without a line before it.
     fn line(&mut self, now: Instant) -> Option<u64> {
         if self.began.is_none_or(|began| now >= began + PERIOD) {
@@ -72,11 +72,11 @@ impl Pace {
             self.lines = 0;
         }
         if self.lines == LINES_MAX {
-            self.untold += 1;
+            self.suppressed += 1;
             return None;
         }
         self.lines += 1;
-        Some(std::mem::take(&mut self.untold))
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
@@ -85,15 +85,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_period_has_ten_lines_and_the_first_of_the_next_says_how_many_were_left_out() {
+    fn ten_lines_are_written_per_period_and_the_rest_counted() {
         let start = Instant::now();
-        let mut pace = Pace::default();
-        let lines = |pace: &mut Pace, now, times: usize| -> Vec<u64> {
-            (0..times).filter_map(|_| pace.line(now)).collect()
+        let mut rate_limit = LogRateLimit::default();
+        let lines = |rate_limit: &mut LogRateLimit, now, times: usize| -> Vec<u64> {
+            (0..times).filter_map(|_| rate_limit.line(now)).collect()
         };
-        assert_eq!(lines(&mut pace, start, 9), [0; 9]);
+        assert_eq!(lines(&mut rate_limit, start, 9), [0; 9]);
         let end = start + PERIOD - Duration::from_millis(1);
-        assert_eq!(lines(&mut pace, end, 26), [0]);
-        assert_eq!(lines(&mut pace, start + PERIOD, 3), [25, 0, 0]);
+        assert_eq!(lines(&mut rate_limit, end, 26), [0]);
+        assert_eq!(lines(&mut rate_limit, start + PERIOD, 3), [25, 0, 0]);
     }
 }

@@ -225,13 +225,13 @@ impl Shown {
     }
 
     fn show_blocked(&mut self, readiness: &Readiness, blocked: Option<String>) {
-        if self.blocked.as_ref().map(|(said, _)| said) == blocked.as_ref() {
+        if self.blocked.as_ref().map(|(message, _)| message) == blocked.as_ref() {
             return;
         }
         // Add the new condition first, so that no probe finds the process ready in between.
-        let blocked = blocked.map(|said| {
-            let condition = readiness.expect(said.clone());
-            (said, condition)
+        let blocked = blocked.map(|message| {
+            let condition = readiness.expect(message.clone());
+            (message, condition)
         });
         if let Some((_, before)) = std::mem::replace(&mut self.blocked, blocked) {
             before.withdraw();

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_holds_one_second_also_before_the_epoch() {
+    fn a_bucket_covers_one_second_also_before_the_epoch() {
         for (due, bucket) in [
             (0, 0),
             (999_999, 0),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outermost_instants_have_buckets_that_hold_them() {
+    fn extreme_times_have_buckets() {
         for due in [i64::MIN, i64::MAX] {
             let (first, last) = DueBucket::of(Timestamp(due)).bounds();
             assert!((first.0..=last.0).contains(&due), "{due}");

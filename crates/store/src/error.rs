@@ -157,7 +157,7 @@ pub enum SchemaError {
     },
     /// The servers or the keyspace are unsuitable.
     #[error("keyspace {keyspace} on {server}: {problem}")]
-    Unfit {
+    Incompatible {
         /// The keyspace.
         keyspace: String,
         /// The servers.

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_reads_back_as_what_made_it() {
+    fn every_key_round_trips() {
         for at in EDGES {
             let key = index(PartitionId(7), Timestamp(at), id(42));
             assert_eq!(read_index(&key), Some((Timestamp(at), id(42))));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_different_leases_and_of_different_values_aside_differ() {
+    fn keys_of_different_leases_and_copies_differ() {
         let numbers = [0, 1, 256];
         let of_shards = [0, 1, 256].map(|generation| {
             let generation = LayoutGeneration(generation);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_length_is_not_read() {
+    fn a_key_of_another_length_is_refused() {
         for len in 0..64_usize {
             let key = vec![7; len];
             assert_eq!(read_index(&key).is_some(), len == INDEX_KEY_LEN);

@@ -386,7 +386,7 @@ mod tests {
         assert!(!following(0, &[]), "the first layout of a new store");
         assert!(!following(0, std::slice::from_ref(&unbegun)));
         assert!(following(0, &[begun, unbegun.clone()]));
-        assert!(following(1, &[unbegun]), "the layout says where it begins");
+        assert!(following(1, &[unbegun]), "the layout has its begin offset");
 
         let first = TopicOffsets {
             requests: Offset(7),

@@ -90,7 +90,7 @@ async fn the_higher_stamp_wins_after_recent_stamps_are_forgotten() {
 
 /// Small tables, so that all writes have been through flushes and compactions.
 #[tokio::test]
-async fn rows_are_right_after_they_went_through_compactions() {
+async fn rows_survive_compactions() {
     let subject = Embedded::new();
     let config = || {
         let mut config = EmbeddedConfig::new(subject.dir.path());
@@ -147,7 +147,7 @@ async fn a_closed_store_refuses_writes_and_frees_its_directory() {
 }
 
 #[tokio::test]
-async fn closing_finishes_the_writes_that_wait() {
+async fn closing_finishes_waiting_writes() {
     let subject = Embedded::new();
     let store = subject.store();
     let ids: Vec<_> = (0..50).map(|_| fresh_id()).collect();
@@ -325,7 +325,7 @@ fn acknowledged_writes_survive_kill_9() {
                 is_killed = true;
             }
         }
-        assert!(is_killed, "round {round}: the child ended by itself");
+        assert!(is_killed, "round {round}: the child ended early");
         child.wait().unwrap();
         assert_all_there(&subject.store(), &acknowledged, renewed);
     }

@@ -93,11 +93,11 @@ impl Site {
     /// The error of a connection with this configuration.
     async fn refusal(&self, config: &CqlConfig) -> String {
         let error = CqlStore::check(config).await.unwrap_err();
-        let said = told(&error);
+        let message = error_chain(&error);
         for secret in [&self.password, "hunter2"] {
-            assert!(!said.contains(secret), "a password stands in {said:?}");
+            assert!(!message.contains(secret), "a password is in {message:?}");
         }
-        said
+        message
     }
 }
 
@@ -168,13 +168,13 @@ async fn a_refused_client_gets_the_reason() {
             "store.scylla.certFile",
         ),
     ] {
-        let said = site.refusal(&config).await;
-        assert!(said.contains(reason), "{reason}: {said}");
+        let message = site.refusal(&config).await;
+        assert!(message.contains(reason), "{reason}: {message}");
     }
     let mut plain = site.config();
     (plain.tls, plain.client_certificate) = (CqlTls::Off, None);
-    let said = site.refusal(&plain).await;
-    assert!(said.contains("store.scylla.tls"), "{said}");
+    let message = site.refusal(&plain).await;
+    assert!(message.contains("store.scylla.tls"), "{message}");
     site.remove().await;
 }
 
@@ -188,16 +188,16 @@ async fn an_invalid_tls_file_is_named() {
         config.tls = CqlTls::CaFile(path.clone());
         let error = CqlStore::check(&config).await.unwrap_err();
         assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
-        let said = told(&error);
-        assert!(said.contains(path.to_str().unwrap()), "{said}");
+        let message = error_chain(&error);
+        assert!(message.contains(path.to_str().unwrap()), "{message}");
 
         config.tls = CqlTls::SystemRoots;
         config.client_certificate = Some(CqlCertificate {
             cert_file: path.clone(),
             key_file: path.clone(),
         });
-        let said = told(&CqlStore::check(&config).await.unwrap_err());
-        assert!(said.contains(path.to_str().unwrap()), "{said}");
+        let message = error_chain(&CqlStore::check(&config).await.unwrap_err());
+        assert!(message.contains(path.to_str().unwrap()), "{message}");
     }
 }
 
@@ -208,17 +208,17 @@ async fn a_certificate_without_tls_is_refused() {
         cert_file: "/cert.pem".into(),
         key_file: "/key.pem".into(),
     });
-    let said = told(&CqlStore::check(&config).await.unwrap_err());
-    assert!(said.contains("requires TLS"), "{said}");
+    let message = error_chain(&CqlStore::check(&config).await.unwrap_err());
+    assert!(message.contains("requires TLS"), "{message}");
 }
 
 /// An error in its debug form, and with its causes.
-fn told(error: &(dyn Error + 'static)) -> String {
-    let mut said = format!("{error:?}\n{error}");
+fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let mut message = format!("{error:?}\n{error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        said.push_str(&format!(": {error}"));
+        message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    said
+    message
 }

@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(
             missed(&ahead, cursor, at(7_950)),
             None,
-            "clocks may lie apart by so much"
+            "clocks may differ by this much"
         );
     }
 
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_read_is_counted_once_and_logged_once() {
+    fn an_unreadable_row_is_counted_and_logged_once() {
         let mut unreadable = Unreadable::default();
         unreadable.begin_round();
         assert_eq!(reported(&mut unreadable, 30), (30, NAMED_MAX));
@@ -495,6 +495,6 @@ mod tests {
         assert_eq!(reported(&mut unreadable, 0), (0, 0));
         unreadable.end_round();
         unreadable.begin_round();
-        assert_eq!(reported(&mut unreadable, 1), (1, 1), "they were gone");
+        assert_eq!(reported(&mut unreadable, 1), (1, 1), "they were removed");
     }
 }

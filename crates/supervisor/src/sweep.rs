@@ -5,8 +5,8 @@
 //! visible. Then the cursor may pass it.
 //!
 //! Finding every entry does not depend on clocks, though. Once the cursor is durable, the buckets
-//! that it passed are read a last time. The writer of an entry reads the cursor afterwards, and
-//! writes the entry again further on if it is behind the cursor (`scheduler/index.rs`). The last
+//! that it passed are read one last time. The writer of an entry reads the cursor afterwards, and
+//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last
 //! read finds every entry that was visible before the cursor was durable, and the writer of a later
 //! one sees the cursor. A new sweep also reads the buckets that its predecessor may not have read a
 //! last time.
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_read_while_it_lasts_and_once_more_after_the_grace() {
+    fn a_bucket_is_read_until_it_ends_and_again_after_the_grace() {
         let mut sweep = sweep(10);
         assert_eq!(sweep.to_read(at(10, 0)), buckets(10..=10));
         sweep.was_read(DueBucket(10), at(10, 500), false);
@@ -230,7 +230,7 @@ mod tests {
         }
         let next = sweep.next_cursor().unwrap();
         assert_eq!(next, DueBucket(13));
-        assert!(!sweep.cursor_moved(next), "it is not behind");
+        assert!(!sweep.cursor_moved(next), "it is not late");
         sweep.was_read(DueBucket(13), at(20, 0), false);
         assert_eq!(sweep.next_cursor(), None, "it looks again first");
         // The writer's clock was set back since.
@@ -252,7 +252,7 @@ mod tests {
         }
         let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
         assert_eq!(sweep.next_cursor(), Some(next));
-        assert!(sweep.cursor_moved(next), "it goes on at once");
+        assert!(sweep.cursor_moved(next), "it continues at once");
         assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
     }
 
@@ -268,12 +268,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_a_week_behind_may_skip_after_ten_empty_minutes() {
+    fn a_sweep_a_week_behind_skips_after_ten_empty_minutes() {
         const WEEK: i64 = 7 * 24 * 3_600;
         let mut sweep = sweep(10);
         let now = 11 + WEEK;
         for bucket in 10..10 + i64::from(EMPTY_MIN) {
-            assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may lie there");
+            assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may be there");
             // The second read, after the grace period, changes nothing.
             for _ in 0..2 {
                 sweep.dealt_with(DueBucket(bucket), &[]);

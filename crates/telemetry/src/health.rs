@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_that_ceases_to_hold_is_missing_again() {
+    fn an_unmet_condition_is_reported_again() {
         let readiness = Readiness::default();
         let lease = readiness.expect("lease of partition 0");
         lease.set(true);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_is_missed_when_it_was_silent_for_too_long_and_not_once_it_ended() {
+    fn a_silent_loop_is_reported_and_an_ended_one_is_not() {
         let liveness = Liveness::default();
         let heartbeat = liveness.register("inbox", Duration::from_secs(1));
         assert!(liveness.silent_after(1_000).is_empty());

@@ -349,7 +349,7 @@ mod tests {
     const UNSAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
 
     #[test]
-    fn a_context_is_written_as_it_is_read() {
+    fn a_trace_context_round_trips() {
         for text in [SAMPLED, UNSAMPLED] {
             assert_eq!(TraceContext::parse(text).unwrap().to_string(), text);
         }
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_no_context() {
+    fn a_malformed_trace_context_is_refused() {
         for bad in [
             "",
             "00",
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn random_names_spread_over_all_shares() {
+    fn random_trace_ids_cover_all_sampling_ratios() {
         let mut shares: Vec<f64> = (0..1_000).map(|_| TraceId::random().share()).collect();
         shares.sort_by(f64::total_cmp);
         assert!((0.0..0.05).contains(&shares[0]), "{}", shares[0]);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_recorded_when_it_ends_with_what_was_said_of_it() {
+    fn a_span_is_recorded_at_its_end_with_its_attributes() {
         let _guard = recording();
         let mut span = begin(Some(SAMPLED), "test", SpanKind::Client, || "GET".into()).unwrap();
         span.set("http.response.status_code", 503);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_recorded_whole_or_not_at_all() {
+    fn every_span_of_a_trace_is_recorded_or_none() {
         let _guard = recording();
         let internal =
             |parent: Option<&str>| begin(parent, "test", SpanKind::Internal, || "a".into());
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_its_name_from_elsewhere_may_begin_the_trace() {
+    fn a_span_with_a_given_trace_id_may_be_the_root() {
         let _guard = recording();
         let id = SpanId::of(Uuid::from_u128(7));
         let beginning = TraceContext::beginning(TraceId([2; 16]), id).to_string();
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn times_can_be_given_and_never_go_back() {
+    fn given_times_never_go_back() {
         let _guard = recording();
         let began = SystemTime::UNIX_EPOCH + Duration::from_secs(10);
         for ends in [11, 9] {

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_counted_in_the_singular() {
+    fn one_is_singular() {
         assert_eq!(counted(0_u64, "dead letter"), "0 dead letters");
         assert_eq!(counted(1_usize, "request"), "1 request");
         assert_eq!(counted(-1_i64, "step"), "-1 steps");
@@ -148,7 +148,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_shows_is_visible_in_every_script() {
+    fn printable_characters_of_every_script_are_visible() {
         for c in "aZ9-_/é́ßд中あ한א؟€🚁".chars() {
             assert!(is_visible(c), "{c:?}");
         }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_has_marks_only_behind_other_characters() {
+    fn combining_marks_require_a_base_character() {
         for word in ["e\u{301}", "1\u{20e3}", "न\u{93e}म"] {
             assert!(is_word(word) && is_name(&format!("a {word}")), "{word:?}");
         }
@@ -186,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_show_is_escaped() {
+    fn invisible_characters_are_escaped() {
         assert_eq!(escaped("a\u{202e}b\n c\u{a0}é"), "a\\u{202e}b\\n c\\u{a0}é");
         assert_eq!(escaped_lines("a\u{202e}\nb"), "a\\u{202e}\nb");
         assert_eq!(on_one_line("a\u{202e}b\nc"), "a\\u{202e}b c");
     }
 
     #[test]
-    fn json_keeps_its_value_and_shows_all_of_it() {
+    fn escaped_json_keeps_its_value() {
         let value: String = INVISIBLE
             .into_iter()
             .chain("é \u{1d173}\n".chars())

@@ -70,7 +70,7 @@ impl Process {
 impl Process {
     /// Sends SIGKILL.
     pub fn kill(mut self) {
-        self.child.kill().expect("the process is there");
+        self.child.kill().expect("the process exists");
         self.child.wait().expect("the process can be waited for");
     }
 

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_from_a_file_loses_its_line_end_and_nothing_else() {
+    fn only_the_line_end_of_a_value_in_a_file_is_removed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), " pass word \r\n").unwrap();
         let mut kafka = KafkaConfig {

@@ -75,7 +75,7 @@ impl PartitionMap {
     }
 
     /// Whether the request at this position is rerouted to its operation's own partition, because
-    /// its partition was already cut. A missing operation is then no proof that the request was
+    /// its partition was already ended. A missing operation is then no proof that the request was
     /// lost.
     #[must_use]
     pub fn is_sent_on(&self, position: Position, operation: OperationId) -> bool {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_reads_what_it_is_asked_and_answers_and_nothing_else() {
+    fn an_agent_may_only_read_its_requests_and_write_replies() {
         assert_eq!(
             allowed(&principal(&[], &["drone"])),
             [
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_reads_what_is_about_operations_and_writes_nothing() {
+    fn a_reader_may_only_read_topics_about_operations() {
         assert_eq!(
             allowed(&principal(&[Scope::Read, Scope::Repair], &[])),
             [
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_submitter_writes_requests_and_an_administrator_does_everything() {
+    fn a_submitter_may_write_requests_and_an_administrator_everything() {
         assert_eq!(
             allowed(&principal(&[Scope::Submit], &[])),
             [

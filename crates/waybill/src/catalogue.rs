@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_label_is_explained_and_no_other() {
+    fn exactly_the_used_labels_are_explained() {
         let used: BTreeSet<&str> = all()
             .iter()
             .flat_map(|metric| metric.labels().iter().copied())

@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_lists_every_command_once_in_its_group_on_a_line_of_its_own() {
+    fn the_help_lists_every_command_once() {
         let program = Cli::command();
         let names: BTreeSet<&str> = program
             .get_subcommands()
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_called_what_is_typed_to_start_it() {
+    fn the_name_of_a_role_is_its_command() {
         let program = Cli::command();
         for role in Role::value_variants() {
             let name = role.to_string();
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_may_stand_before_or_after_the_command() {
+    fn flags_may_precede_or_follow_the_command() {
         for line in [
             "--partitions 8 up --samples 3",
             "up --samples 3 --partitions 8",
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn services_is_where_to_listen_or_where_to_call() {
+    fn the_services_flag_is_a_listener_or_a_url() {
         let elsewhere = ["up --no-services", "agents --brokers a:1"];
         for command in elsewhere {
             let config = configuration(&format!("{command} --services sim.example:80")).unwrap();
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_alone_needs_what_is_not_in_its_process() {
+    fn a_single_role_requires_brokers_and_store() {
         for (line, needed) in [
             ("agents", "--brokers is required"),
             ("scheduler", "--brokers is required"),

@@ -56,7 +56,7 @@ fn fill(brokers: &str) {
 }
 
 #[test]
-fn a_flipped_bit_refuses_the_start_and_a_repair_loses_that_batch_alone() {
+fn a_repair_after_a_flipped_bit_loses_only_that_batch() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let log = dir.path().join("log.txt");

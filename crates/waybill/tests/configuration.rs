@@ -20,7 +20,7 @@ fn the_example_is_the_default_configuration() {
 }
 
 #[test]
-fn every_key_stands_in_the_example() {
+fn every_key_is_in_the_example() {
     let text = std::fs::read_to_string(example()).unwrap();
     let written: Value = serde_saphyr::from_str(&text).unwrap();
     let defaults = serde_json::to_value(Config::default()).unwrap();
@@ -60,7 +60,7 @@ fn every_key_of_the_example_is_explained_by_a_comment_above_it() {
 }
 
 #[test]
-fn what_show_prints_is_a_configuration_file_of_the_same_meaning() {
+fn the_output_of_show_is_an_equivalent_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(
@@ -107,7 +107,7 @@ fn secrets_are_in_neither_show_nor_debug_and_reach_the_client() {
 }
 
 #[test]
-fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
+fn check_refuses_a_file_with_position_and_nearest_key() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, "scheduler:\n  leaseMargn: 1s\n").unwrap();
@@ -130,7 +130,7 @@ fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
 }
 
 #[test]
-fn check_without_a_file_checks_what_applies() {
+fn check_without_a_file_checks_the_effective_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, "scheduler: {lease: 2s}\n").unwrap();
@@ -167,7 +167,7 @@ fn check_without_a_file_checks_what_applies() {
 }
 
 #[test]
-fn two_listeners_at_one_address_are_refused_by_the_check_as_by_the_start() {
+fn check_and_start_refuse_two_listeners_at_one_address() {
     let flags = ["--http", "127.0.0.1:9", "--admin", "127.0.0.1:9"];
     for command in [&["config", "check"][..], &["up"]] {
         let refused = waybill(&[command, &flags].concat());
@@ -181,7 +181,7 @@ fn two_listeners_at_one_address_are_refused_by_the_check_as_by_the_start() {
 }
 
 #[test]
-fn a_log_filter_that_means_nothing_is_refused() {
+fn an_invalid_log_filter_is_refused() {
     let refused = waybill(&["up", "--log", "bananas"]);
     assert_eq!(refused.status.code(), Some(2));
     assert_eq!(
@@ -195,19 +195,19 @@ fn a_log_filter_that_means_nothing_is_refused() {
     let by_variable = command(&["config", "check"]).envs(variable).output();
     for refused in [by_flag, by_variable.unwrap()] {
         assert_eq!(refused.status.code(), Some(2));
-        let said = String::from_utf8(refused.stderr).unwrap();
+        let message = String::from_utf8(refused.stderr).unwrap();
         for part in [
             "waybill: telemetry.logFilter (or --log) is invalid: ",
             "no log line has the target \"waybil_kafka\"",
             "waybill_kafka, ",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 }
 
 #[test]
-fn a_listener_that_others_can_reach_unguarded_is_refused_with_its_address() {
+fn an_unauthenticated_public_listener_is_refused_with_its_address() {
     for (role, flag, key) in [
         (&["up"][..], "--http", "http.listen"),
         (&["up"], "--admin", "admin.listen"),
@@ -220,12 +220,12 @@ fn a_listener_that_others_can_reach_unguarded_is_refused_with_its_address() {
     ] {
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
             let refused = waybill(&[role, &[flag, address]].concat());
-            let said = String::from_utf8(refused.stderr).unwrap();
-            assert_eq!(refused.status.code(), Some(2), "{role:?} {flag}: {said}");
+            let message = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(2), "{role:?} {flag}: {message}");
             let named = format!("waybill: {key} ({flag}) is {address}: ");
-            assert!(said.starts_with(&named), "{said}");
+            assert!(message.starts_with(&named), "{message}");
             for way_out in ["loopback", "--insecure"] {
-                assert!(said.contains(way_out), "{said}");
+                assert!(message.contains(way_out), "{message}");
             }
         }
     }
@@ -266,15 +266,18 @@ fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() 
         std::fs::write(&file, format!("broker: {{{broker}}}\n")).unwrap();
         for command in [&["config", "check"][..], &["up"]] {
             let refused = waybill(&[command, &["--config", file.to_str().unwrap()]].concat());
-            let said = String::from_utf8(refused.stderr).unwrap();
-            assert_eq!(refused.status.code(), Some(2), "{command:?}: {said}");
-            assert!(said.starts_with(&format!("waybill: {problem}")), "{said}");
+            let message = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(2), "{command:?}: {message}");
+            assert!(
+                message.starts_with(&format!("waybill: {problem}")),
+                "{message}"
+            );
         }
     }
 }
 
 #[test]
-fn the_example_of_another_trade_can_be_run() {
+fn the_example_of_another_domain_runs() {
     let root = example().parent().unwrap().to_owned();
     let file = "examples/order-fulfilment/waybill.yaml";
     let checked = command(&["config", "check", file])
@@ -305,19 +308,25 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
             .envs([(variable, file.as_str()), transport])
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{line:?} {file}: {said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line:?} {file}: {message}");
         let key = match (Path::new(&file).exists(), variable == workflows) {
             (true, _) => "",
             (false, true) => "workflows.files: ",
             (false, false) => "agents.files: ",
         };
-        assert!(said.starts_with(&format!("waybill: {key}{file}")), "{said}");
+        assert!(
+            message.starts_with(&format!("waybill: {key}{file}")),
+            "{message}"
+        );
         assert!(!Path::new(&data).exists(), "{line:?} {file}");
-        said
+        message
     };
-    let said = refused(&["up"], workflows, "w.yaml");
-    assert!(said.contains("unknown key steps.failureMax"), "{said}");
+    let message = refused(&["up"], workflows, "w.yaml");
+    assert!(
+        message.contains("unknown key steps.failureMax"),
+        "{message}"
+    );
     refused(&["up"], workflows, "missing.yaml");
     for role in ["agents", "ingestion", "scheduler", "supervisor"] {
         refused(&[&[role][..], &alone].concat(), workflows, "w.yaml");
@@ -329,7 +338,7 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
+fn check_and_start_refuse_a_configuration_without_agents() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, "agents: {builtIn: false}\n").unwrap();
@@ -350,9 +359,12 @@ fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
     let expected = "waybill: no agent to run: ";
     assert!(refused.1.starts_with(expected), "{}", refused.1);
     for line in [&["up"][..], &[&["agents"][..], &brokers].concat()] {
-        let (code, said) = run(line);
-        assert_eq!(code, refused.0, "{line:?}: {said}");
-        assert!(refused.1.starts_with(said.trim_end()), "{line:?}: {said}");
+        let (code, message) = run(line);
+        assert_eq!(code, refused.0, "{line:?}: {message}");
+        assert!(
+            refused.1.starts_with(message.trim_end()),
+            "{line:?}: {message}"
+        );
     }
     assert!(refused.1.contains("--role"), "{}", refused.1);
     let elsewhere = run(&[&["config", "check"][..], &brokers].concat());
@@ -393,16 +405,19 @@ fn a_configuration_of_one_role_is_checked_as_for_that_role() {
             "broker.listen",
         ),
     ] {
-        let (code, said) = check(flags);
-        assert_eq!(code, Some(2), "{flags:?}: {said}");
-        assert!(said.starts_with(&format!("waybill: {refused}")), "{said}");
+        let (code, message) = check(flags);
+        assert_eq!(code, Some(2), "{flags:?}: {message}");
+        assert!(
+            message.starts_with(&format!("waybill: {refused}")),
+            "{message}"
+        );
     }
     let elsewhere = check(&["--role", "broker", "--http", "0.0.0.0:0"]);
     assert_eq!(elsewhere.0, Some(0), "it does not listen there");
 }
 
 #[test]
-fn a_check_reads_a_workflow_that_comes_through_a_pipe() {
+fn check_reads_a_workflow_from_a_pipe() {
     let workflow = "name: errand\nversion: 1\nsteps:\n  - {name: go, agent: walker}\n";
     let mut checking = command(&["config", "check"])
         .env("WAYBILL_WORKFLOWS__FILES", "[/dev/stdin]")
@@ -416,9 +431,9 @@ fn a_check_reads_a_workflow_that_comes_through_a_pipe() {
     drop(pipe);
     let output = checking.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let said = String::from_utf8(output.stdout).unwrap();
+    let message = String::from_utf8(output.stdout).unwrap();
     let expected = "ok; agents that no file defines: walker\n";
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
 }
 
 #[test]
@@ -451,8 +466,8 @@ fn a_data_directory_that_is_a_file_is_refused_before_anything_listens() {
 }
 
 #[test]
-fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_failure() {
-    for (line, said) in [
+fn missing_arguments_are_refused_and_failed_writes_are_errors() {
+    for (line, message) in [
         (&["store", "check"][..], "waybill: --scylla is required: "),
         (&["store", "migrate"], "waybill: --scylla is required: "),
         (
@@ -473,7 +488,7 @@ fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_f
         let refused = waybill(line);
         let text = String::from_utf8(refused.stderr).unwrap();
         assert_eq!(refused.status.code(), Some(2), "{line:?}: {text}");
-        assert!(text.starts_with(said), "{text}");
+        assert!(text.starts_with(message), "{text}");
     }
     let dir = tempfile::tempdir().unwrap();
     let below_a_file = dir.path().join("file/man").display().to_string();

@@ -20,7 +20,7 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 const SEED: &str = "1";
 
 #[test]
-fn every_answer_is_as_described() {
+fn every_answer_matches_its_description() {
     let Some(schemathesis) = schemathesis() else {
         return;
     };
@@ -46,10 +46,10 @@ fn every_answer_is_as_described() {
         }
         let played = play.current_dir(directory.path()).output().unwrap();
         let log = directory.path().join("log");
-        let said = String::from_utf8_lossy(&played.stdout);
+        let message = String::from_utf8_lossy(&played.stdout);
         assert!(
             played.status.success(),
-            "with tokens: {is_guarded}\n{said}\n{}\n{}",
+            "with tokens: {is_guarded}\n{message}\n{}\n{}",
             String::from_utf8_lossy(&played.stderr),
             log_tail(&log)
         );

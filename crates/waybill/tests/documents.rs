@@ -37,7 +37,7 @@ fn functions(directory: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_test_that_the_guarantees_and_the_threats_name_is_there() {
+fn every_test_named_in_the_documents_exists() {
     let mut found = BTreeSet::new();
     for directory in ["crates", "loadtest"] {
         functions(&root().join(directory), &mut found);
@@ -77,7 +77,7 @@ fn links_in(page: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn links_between_the_documents_lead_somewhere() {
+fn links_between_documents_resolve() {
     let at_the_top = [
         "README.md",
         "ARCHITECTURE.md",

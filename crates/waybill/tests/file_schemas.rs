@@ -15,7 +15,7 @@ const KINDS: [&str; 3] = ["workflow", "agents", "config"];
 const COMMENT: &str = "# yaml-language-server: $schema=";
 
 #[test]
-fn the_committed_schemas_are_those_that_the_program_makes() {
+fn the_committed_schemas_are_those_that_the_program_generates() {
     for kind in KINDS {
         let path = format!("schemas/files/{kind}.schema.json");
         let committed = std::fs::read_to_string(root().join(&path)).unwrap_or_default();
@@ -35,8 +35,8 @@ fn a_schema_is_written_to_the_file_that_a_flag_names() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("workflow.json");
     let out = file.to_str().unwrap();
-    let said = printed(&["schema", "workflow", "--out", out]);
-    assert_eq!(said, format!("schema {out}\n"));
+    let message = printed(&["schema", "workflow", "--out", out]);
+    assert_eq!(message, format!("schema {out}\n"));
     let written = std::fs::read_to_string(&file).unwrap();
     assert_eq!(written, printed(&["schema", "workflow"]));
 }
@@ -281,7 +281,7 @@ fn compare(pattern: &str, accepts: fn(&str) -> bool, texts: &[&str], name: &str)
 }
 
 #[test]
-fn every_key_has_a_description_in_the_words_of_the_file() {
+fn every_key_has_the_description_of_its_file() {
     for kind in KINDS {
         each_schema(&schema(kind), &mut |part| {
             let properties = part.get("properties").and_then(Value::as_object);

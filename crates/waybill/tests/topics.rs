@@ -370,7 +370,7 @@ fn topics_are_described_with_offsets_and_settings(setup: &Setup) {
 }
 
 #[test]
-fn where_ports_are_taken_nothing_is_made_and_all_of_them_are_named() {
+fn all_ports_in_use_are_named_and_nothing_is_created() {
     let dir = tempfile::tempdir().unwrap();
     let taken = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let [http, services] = taken.each_ref().map(|it| it.local_addr().unwrap());
@@ -443,7 +443,7 @@ fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
 }
 
 #[test]
-fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
+fn a_clock_step_of_days_deletes_no_waiting_request() {
     let dir = tempfile::tempdir().unwrap();
     let mut up = Command::new(env!("CARGO_BIN_EXE_waybill"));
     up.args(["up", "--partitions", "1"]);
@@ -452,7 +452,7 @@ fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
     }
     up.arg("--data-dir").arg(dir.path().join("data"));
     let Some(library) = clock::library() else {
-        println!("SKIPPED: a clock that steps: libfaketime is not there (Debian: faketime)");
+        println!("SKIPPED: a clock that steps: libfaketime is not installed (Debian: faketime)");
         return;
     };
     let clock = Clock::new(&library, dir.path(), "up");
@@ -527,7 +527,7 @@ fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
     rdkafka::producer::Producer::flush(&producer, PATIENCE).unwrap();
     let consumer: BaseConsumer = probe.create().unwrap();
     let is_gone = || consumer.fetch_watermarks("probe", 0, PATIENCE).unwrap() == (1, 1);
-    until("the probe is gone", &is_gone);
+    until("the probe was deleted", &is_gone);
 
     clock.set("+0");
     assert_eq!(scheduler(true), 200);

@@ -25,7 +25,7 @@ struct Step {
 }
 
 #[test]
-fn every_command_of_the_walkthrough_says_what_the_page_prints() {
+fn the_commands_of_the_walkthrough_print_what_the_page_shows() {
     let setup = |root: &Path| {
         Setup::start(
             root,
@@ -37,13 +37,12 @@ fn every_command_of_the_walkthrough_says_what_the_page_prints() {
 }
 
 #[test]
-fn every_command_of_the_tour_says_what_the_readme_prints() {
+fn the_commands_of_the_tour_print_what_the_readme_shows() {
     walk("README.md", |root| Setup::start(root, None, None));
 }
 
 #[test]
-fn every_command_of_the_first_workflow_says_what_the_page_prints_and_the_files_are_those_of_the_page()
- {
+fn the_first_workflow_matches_its_page() {
     const PAGE: &str = "docs/first-workflow.md";
     let example = Path::new("examples/first-workflow");
     let page = std::fs::read_to_string(root().join(PAGE)).unwrap();

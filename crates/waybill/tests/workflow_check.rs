@@ -31,7 +31,7 @@ agents:
 ";
 
 #[test]
-fn a_workflow_that_can_work_is_said_so_on_one_line() {
+fn a_valid_workflow_is_reported_on_one_line() {
     let dir = Dir::new();
     let workflow = dir.write("errand.yaml", WORKFLOW);
     assert_eq!(
@@ -59,7 +59,7 @@ fn a_workflow_that_can_work_is_said_so_on_one_line() {
 }
 
 #[test]
-fn a_misspelt_agent_is_refused_with_the_name_that_is_meant() {
+fn a_misspelt_agent_is_refused_with_the_nearest_name() {
     let dir = Dir::new();
     let workflow = dir.write(
         "errand.yaml",
@@ -105,7 +105,7 @@ fn the_fields_that_a_request_needs_are_listed_with_their_steps() {
 }
 
 #[test]
-fn an_unquoted_placeholder_is_refused_with_its_line_and_what_it_needs() {
+fn an_unquoted_placeholder_is_refused_with_its_line_and_the_fix() {
     let dir = Dir::new();
     let workflow = dir.write("errand.yaml", WORKFLOW);
     for (value, key) in [("{{input}}", ""), ("{{input.a}} and more", "")] {
@@ -127,7 +127,7 @@ fn an_unquoted_placeholder_is_refused_with_its_line_and_what_it_needs() {
 }
 
 #[test]
-fn a_program_reads_what_a_check_says_as_json() {
+fn check_prints_json() {
     let dir = Dir::new();
     let workflow = dir.write("errand.yaml", WORKFLOW);
     let agents = dir.write("agents.yaml", AGENTS);
@@ -165,7 +165,7 @@ fn the_shipped_workflows_fit_their_agents() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
+fn invalid_workflows_are_refused_with_position_and_reason() {
     let dir = Dir::new();
     let fine = dir.write("fine.yaml", WORKFLOW);
     let cases = [
@@ -206,7 +206,7 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
 }
 
 #[test]
-fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
+fn unsuitable_agents_are_refused_with_the_step() {
     let dir = Dir::new();
     let workflow = dir.write("errand.yaml", WORKFLOW);
     let of_file = "the agents of ";

@@ -257,7 +257,7 @@ pub(super) mod tests {
     }];
 
     #[test]
-    fn an_array_that_claims_more_than_there_is_is_refused() {
+    fn an_array_with_a_false_length_is_refused() {
         assert_eq!(
             check(LIST, &i32::MAX.to_be_bytes(), 0, false),
             Err(ShapeError::Elements)

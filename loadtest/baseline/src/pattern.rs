@@ -159,7 +159,7 @@ impl Pattern {
     /// If the delivery has no such step, so that its record should not exist.
     pub fn step(&self, step: Step) -> &StepPattern {
         let pattern = self.steps[step as usize].as_ref();
-        pattern.expect("only steps that are taken are asked for")
+        pattern.expect("only executed steps are requested")
     }
 
     /// The final row.
@@ -174,7 +174,7 @@ impl Pattern {
     /// As [`Pattern::step`].
     pub fn row(&self, step: Step) -> &RowPattern {
         let pattern = self.rows[step as usize].as_ref();
-        pattern.expect("only steps that are taken are answered")
+        pattern.expect("only executed steps are answered")
     }
 }
 

@@ -53,7 +53,7 @@ fn run(line: &[&str]) -> Outcome {
 }
 
 #[test]
-fn the_floor_ends_every_delivery_without_services() {
+fn the_floor_completes_every_delivery_without_services() {
     let outcome = run(&["floor", "--no-services", "--count", COUNT]);
     assert_eq!(outcome.completed, 200);
     assert!(outcome.seconds > 0.0);
@@ -67,7 +67,7 @@ fn the_floor_completes_with_fewer_deliveries_in_progress_than_in_total() {
 }
 
 #[test]
-fn the_textbook_ends_every_delivery_without_services() {
+fn the_textbook_completes_every_delivery_without_services() {
     let outcome = run(&["textbook", "--no-services", "--count", COUNT]);
     assert_eq!(outcome.completed, 200);
     assert!(outcome.seconds > 0.0);
@@ -111,12 +111,12 @@ async fn summary(services: SocketAddr) -> Summary {
 }
 
 #[test]
-fn a_directory_that_is_there_is_not_taken_for_data() {
+fn an_existing_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
     let line = ["baseline", "floor", "--no-services", "--data-dir", path];
     let Baseline::Floor(arguments) = Line::parse_from(line).arguments.baseline else {
-        unreachable!("it was asked for");
+        unreachable!("it was requested");
     };
     let refused = floor::run(&arguments).unwrap_err().to_string();
     assert!(refused.contains("cannot create"), "{refused}");
@@ -127,7 +127,7 @@ fn a_directory_that_is_there_is_not_taken_for_data() {
 fn running_without_services_requires_a_flag() {
     let arguments = Line::parse_from(["baseline", "floor", "--count", "1"]).arguments;
     let Baseline::Floor(mut arguments) = arguments.baseline else {
-        unreachable!("it was asked for");
+        unreachable!("it was requested");
     };
     // Independent of the environment.
     arguments.common.services = None;
@@ -136,7 +136,7 @@ fn running_without_services_requires_a_flag() {
 }
 
 #[test]
-fn copies_are_the_records_of_their_operations() {
+fn copied_records_decode_as_those_of_their_operations() {
     let patterns = Patterns::new(&Framing::single_object()).unwrap();
     let id = OperationId(Uuid::from_u128(0x1234_5678));
     for (delivery, steps) in [(FLOWN, &Step::ALL[..]), (REMOTE, &remote_steps()[..])] {

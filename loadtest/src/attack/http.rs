@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_has_its_length_kind_flags_and_stream_in_front() {
+    fn a_frame_begins_with_length_type_flags_and_stream() {
         let written = frame(1, 5, 3, b"ab");
         assert_eq!(written, [0, 0, 2, 1, 5, 0, 0, 0, 3, b'a', b'b']);
         assert_eq!(get("/x")[..5], [0x82, 0x86, 0x04, 2, b'/']);

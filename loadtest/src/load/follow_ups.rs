@@ -84,12 +84,12 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
             Ok((StatusCode::ACCEPTED | StatusCode::OK, body)) => {
                 match serde_json::from_slice::<Answered>(&body) {
                     Ok(answered) if answered.id == id => {}
-                    Ok(answered) => source.book.wrong_answer(format!(
+                    Ok(answered) => source.results.wrong_answer(format!(
                         "{id}: a repeat of the request created another operation, {}",
                         answered.id
                     )),
                     Err(_) => source
-                        .book
+                        .results
                         .wrong_answer(format!("{id}: a repeat was answered without an id")),
                 }
                 return;
@@ -98,13 +98,13 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
             Err(_) => tokio::time::sleep(REST).await,
             Ok((status, _)) => {
                 let what = format!("{id}: a repeat of the request was answered {status}");
-                source.book.wrong_answer(what);
+                source.results.wrong_answer(what);
                 return;
             }
         }
     }
     let what = format!("{id}: a repeat of the request was not answered");
-    source.book.wrong_answer(what);
+    source.results.wrong_answer(what);
 }
 
 /// A cancel of an accepted operation must succeed, or be too late.
@@ -124,14 +124,14 @@ async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
             Err(_) => tokio::time::sleep(REST).await,
             Ok((status, _)) => {
                 source
-                    .book
+                    .results
                     .wrong_answer(format!("{id}: its cancel was answered {status}"));
                 return;
             }
         }
     }
     source
-        .book
+        .results
         .wrong_answer(format!("{id}: its cancel was not answered"));
 }
 

@@ -79,8 +79,8 @@ impl Worker {
                     self.load.answered(id.as_deref(), drawn, Instant::now());
                 }
                 Ok((status, body)) => {
-                    let said = String::from_utf8_lossy(&body);
-                    self.load.refused(drawn, status.as_u16(), &said);
+                    let message = String::from_utf8_lossy(&body);
+                    self.load.refused(drawn, status.as_u16(), &message);
                 }
                 Err(error) => self.load.refused(drawn, 0, &format!("{error:#}")),
             }
@@ -108,15 +108,15 @@ impl Worker {
             match answer {
                 Ok((StatusCode::OK, body)) => self.read_lines(&drawn, &body),
                 Ok((status, body)) => {
-                    let said = String::from_utf8_lossy(&body);
+                    let message = String::from_utf8_lossy(&body);
                     for drawn in &drawn {
-                        self.load.refused(*drawn, status.as_u16(), &said);
+                        self.load.refused(*drawn, status.as_u16(), &message);
                     }
                 }
                 Err(error) => {
-                    let said = format!("{error:#}");
+                    let message = format!("{error:#}");
                     for drawn in &drawn {
-                        self.load.refused(*drawn, 0, &said);
+                        self.load.refused(*drawn, 0, &message);
                     }
                 }
             }
@@ -130,13 +130,13 @@ impl Worker {
             .filter(|line| !line.is_empty());
         for drawn in drawn {
             let line = lines.next().unwrap_or_default();
-            let said = || String::from_utf8_lossy(line);
+            let message = || String::from_utf8_lossy(line);
             match serde_json::from_slice::<Line<'_>>(line) {
                 Ok(line) if line.status == 202 => {
                     self.load.answered(line.id.as_deref(), *drawn, at);
                 }
-                Ok(line) => self.load.refused(*drawn, line.status, &said()),
-                Err(_) => self.load.refused(*drawn, 0, &format!("{:?}", said())),
+                Ok(line) => self.load.refused(*drawn, line.status, &message()),
+                Err(_) => self.load.refused(*drawn, 0, &format!("{:?}", message())),
             }
         }
     }

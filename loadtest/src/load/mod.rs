@@ -27,7 +27,7 @@ use self::follow_ups::FollowUps;
 use self::garbage::Garbage;
 use self::pace::Pace;
 use self::topic::Topic;
-use crate::book::Book;
+use crate::results::RunResults;
 use crate::scenario::draw::Deck;
 use crate::scenario::kind::{Drawn, Kind};
 use crate::scenario::schedule::Schedule;
@@ -49,13 +49,13 @@ struct Load {
     follow_ups: UnboundedSender<(OperationId, Drawn)>,
 }
 
-/// The source of requests, and the book that records them.
+/// The source of requests, and their results.
 struct Source {
     http: Endpoint,
     deck: Deck,
     /// Distinguishes the IDs of this run from those of others.
     run: String,
-    book: Arc<Book>,
+    results: Arc<RunResults>,
 }
 
 /// The destination of requests.
@@ -77,7 +77,7 @@ pub struct Target<'a> {
 pub async fn send(
     scenario: &Scenario,
     target: &Target<'_>,
-    book: &Arc<Book>,
+    results: &Arc<RunResults>,
     garbage: Option<Garbage>,
     (began, until): (Instant, Instant),
 ) -> anyhow::Result<()> {
@@ -90,7 +90,7 @@ pub async fn send(
         http: target.http.clone(),
         deck: scenario.deck(),
         run: format!("load-{}", uuid::Uuid::new_v4().simple()),
-        book: book.clone(),
+        results: results.clone(),
     });
     let load = Rc::new(Load {
         began,
@@ -128,7 +128,7 @@ impl Load {
         }
         if Instant::now() >= self.until {
             self.next.set(self.schedule.count());
-            self.source.book.unsent(left);
+            self.source.results.unsent(left);
             return None;
         }
         let size = self.schedule.within(GATHER_MAX, index, size.min(left));
@@ -150,13 +150,13 @@ impl Load {
     /// Records that a request was accepted `at` this time.
     fn accepted(&self, id: OperationId, drawn: Drawn, at: Instant) {
         let intended = self.intended(drawn.index).0;
-        self.source.book.accepted(id, drawn, intended, at);
+        self.source.results.accepted(id, drawn, intended, at);
         match drawn.kind {
             // The receiver is gone if the run was cut short.
             Kind::Cancelled | Kind::Repeated => drop(self.follow_ups.send((id, drawn))),
             Kind::Malformed => {
                 let what = format!("{id}: a malformed request was accepted");
-                self.source.book.wrong_answer(what);
+                self.source.results.wrong_answer(what);
             }
             Kind::Drone | Kind::Remote | Kind::HighPriority | Kind::Suspended => {}
         }
@@ -170,10 +170,10 @@ impl Load {
         }
     }
 
-    /// Records a request that was not accepted. Status 0 means no answer. `said` is the answer, or
+    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer, or
     /// why there is none.
-    fn refused(&self, drawn: Drawn, status: u16, said: &str) {
-        self.source.book.refused(drawn, status, said);
+    fn refused(&self, drawn: Drawn, status: u16, message: &str) {
+        self.source.results.refused(drawn, status, message);
     }
 }
 

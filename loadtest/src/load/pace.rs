@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn waits_end_in_the_order_of_their_times_and_not_before() {
+    async fn waits_end_in_order_and_not_early() {
         let pace = Pace::start().unwrap();
         let start = Instant::now();
         let ended = RefCell::new(Vec::new());

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_a_table_that_says_what_was_not_measured() {
+    fn the_table_of_goals_shows_what_was_not_measured() {
         let goal = |measured: &str, ratio| Goal {
             work: "w".to_owned(),
             goal: "≥ 2".to_owned(),

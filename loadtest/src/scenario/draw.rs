@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_draws_the_same_requests_and_another_one_others() {
+    fn the_seed_determines_the_requests() {
         let draw = |deck: &Deck| {
             (0..1_000)
                 .map(|index| deck.draw(index, 1))
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_without_tenants_of_its_own_has_those_of_the_scenario() {
+    fn a_phase_inherits_the_tenants_of_its_scenario() {
         let deck = deck(1);
         let quiet = deck.tenants().iter().position(|name| name == "quiet");
         let of_first = (0..1_000).map(|index| deck.draw(index, 0).tenant);

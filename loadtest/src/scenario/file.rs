@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spike_is_the_one_that_users_have() {
+    fn the_spike_has_the_documented_rates() {
         let spike = named("spike").unwrap();
         let highest = spike.phases.iter().max_by(|a, b| a.rate.total_cmp(&b.rate));
         let highest = highest.expect("it has phases");

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_its_own_ends() {
+    fn each_kind_has_its_expected_final_states() {
         use ProcessState as S;
         for (kind, ends) in [
             (Kind::Drone, &[S::Processed] as &[S]),

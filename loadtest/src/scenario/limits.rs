@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hiccup_of_two_seconds_is_no_break() {
+    fn a_two_second_hiccup_is_not_the_breaking_point() {
         let samples = [
             sample(1, 100, 100, 0, 1.0),
             sample(2, 200, 100, 0, 1.0),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_broken_is_named_with_both_figures() {
+    fn an_exceeded_limit_is_reported_with_both_figures() {
         let limits = Limits {
             acceptance_p99: Some(Duration::from_millis(50)),
             end_to_end_p50: Some(Duration::from_millis(8)),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_due_as_have_intended_times_by_then() {
+    fn requests_are_due_at_their_intended_times() {
         let phases = [phase(10.0, None, 2), phase(10.0, Some(50.0), 4)];
         let schedule = Schedule::new(&phases);
         for tenths in 0..70 {

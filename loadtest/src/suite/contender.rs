@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_counts() {
+    fn the_last_line_is_the_result() {
         let peer_result =
             PeerResult::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
         assert_eq!(
@@ -343,8 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cpu_of_a_command_is_that_of_all_its_processes_and_the_ledger_judges_what_it_says()
-    {
+    async fn the_cpu_of_a_command_includes_its_children_and_the_ledger_checks_its_result() {
         let directory = tempfile::tempdir().unwrap();
         let listen = "127.0.0.1:0".parse().unwrap();
         let config = ServicesConfig::new(listen, directory.path().to_owned());

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_better_where_the_goal_is_a_limit() {
+    fn less_is_better_for_limits() {
         let mut run = testing::run();
         run.scenario = ALONE.to_owned();
         run.end_to_end_ms = Some(Percentiles {
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spike_of_which_one_was_refused_has_reached_nothing() {
+    fn a_spike_with_a_refusal_reaches_no_goal() {
         let mut run = testing::run();
         run.scenario = SPIKE.to_owned();
         run.acceptance_ms = Some(Percentiles {

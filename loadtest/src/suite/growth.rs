@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_how_many_times_as_dear_a_delivery_was() {
+    fn growth_is_the_ratio_of_costs_per_delivery() {
         let [defaults, grown] = [100.0, 200.0].map(|cpu_us_per_delivery| {
             let mut run = testing::run();
             run.processes = vec![Process {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_are_filled_with_operations_that_ended_well() {
+    fn stores_are_filled_with_processed_operations() {
         let patterns = Patterns::new(Topics::default().framing()).unwrap();
         for number in [4, 5] {
             let [created, last] = rows(&patterns, number);

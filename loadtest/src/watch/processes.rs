@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zombie_process_counts_as_gone() {
+    fn a_zombie_process_counts_as_exited() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()

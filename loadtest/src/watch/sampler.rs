@@ -1,4 +1,4 @@
-//! Samples the book and the processes every second, and shows the progress of the run.
+//! Samples the results and the processes every second, and shows the progress of the run.
 //!
 //! It has its own thread, so that a busy generator does not delay it.
 
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use waybill_usage::Usage;
 
 use super::processes::Watched;
-use crate::book::{Book, Interval};
 use crate::model::{Percentiles, Sample};
+use crate::results::{Interval, RunResults};
 use crate::scenario::Scenario;
 use crate::scenario::schedule::Schedule;
 
@@ -30,7 +30,7 @@ pub struct Sampler {
 }
 
 struct Sampling {
-    book: Arc<Book>,
+    results: Arc<RunResults>,
     schedule: Schedule,
     phases: Vec<String>,
     processes: Vec<Watched>,
@@ -58,13 +58,13 @@ impl Sampler {
     /// If the thread cannot be started.
     pub fn start(
         scenario: &Scenario,
-        book: Arc<Book>,
+        results: Arc<RunResults>,
         processes: Vec<Watched>,
         began: Instant,
         is_quiet: bool,
     ) -> std::io::Result<Self> {
         let sampling = Sampling {
-            book,
+            results,
             schedule: scenario.schedule(),
             phases: scenario
                 .phases
@@ -121,7 +121,7 @@ impl Sampling {
     }
 
     fn sample(&mut self, elapsed: Duration) {
-        let interval = self.book.take_interval();
+        let interval = self.results.take_interval();
         let seconds = (elapsed - self.at).as_secs_f64();
         let usages: Vec<Usage> = self.processes.iter().map(totals).collect();
         let used = usages.iter().zip(&self.usages);

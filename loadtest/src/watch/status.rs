@@ -1,4 +1,4 @@
-//! Reads the final states from the status topic into the book, on its own thread.
+//! Reads the final states from the status topic into the results, on its own thread.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use waybill_kafka::{
 use waybill_messages::{Framing, Topics};
 
 use super::processes::{Watched, subjects_are_gone};
-use crate::book::{Book, End};
+use crate::results::{End, RunResults};
 
 const POLL: PollLimits = PollLimits {
     records: 10_000,
@@ -36,7 +36,7 @@ pub struct Statuses {
 }
 
 struct Shared {
-    book: Arc<Book>,
+    results: Arc<RunResults>,
     framing: Framing,
     /// The number of partitions of the topic.
     partitions: AtomicU32,
@@ -45,13 +45,17 @@ struct Shared {
 }
 
 impl Statuses {
-    /// Follows the topic into `book`. Returns once every partition was fetched, so that later ends
+    /// Reads the topic into `results`. Returns once every partition was fetched, so that later ends
     /// are seen without delay.
     ///
     /// # Errors
     ///
     /// If the topic does not exist, or no broker is reachable.
-    pub async fn follow(brokers: &str, topics: &Topics, book: Arc<Book>) -> anyhow::Result<Self> {
+    pub async fn follow(
+        brokers: &str,
+        topics: &Topics,
+        results: Arc<RunResults>,
+    ) -> anyhow::Result<Self> {
         let settings = KafkaSettings::new(brokers);
         let topic = topics.operation_status().to_owned();
         let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
@@ -71,7 +75,7 @@ impl Statuses {
         }
         consumer.add(&ends)?;
         let shared = Arc::new(Shared {
-            book,
+            results,
             framing: topics.framing().clone(),
             partitions: AtomicU32::new(partitions),
             stop: AtomicBool::new(false),
@@ -115,7 +119,7 @@ impl Statuses {
     pub async fn wait_until(&self, deadline: Instant, processes: &[Watched]) {
         while Instant::now() < deadline
             && self.is_followed()
-            && !self.shared.book.all_ended()
+            && !self.shared.results.all_ended()
             && !subjects_are_gone(processes)
         {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -225,7 +229,7 @@ impl Shared {
                 }
             })?;
             let at = Instant::now();
-            self.book
+            self.results
                 .ended(arrived.into_iter().map(|(id, state, sequence)| {
                     let end = End {
                         state,

@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_the_resident_one() {
+    fn memory_is_resident_memory() {
         let status = "Name:\ta\nVmPeak:\t 9999 kB\nVmRSS:\t   2048 kB\nThreads:\t1\n";
         assert_eq!(resident_mib(status), 2.0);
         assert_eq!(resident_mib("Name:\tzombie\n"), 0.0);
     }
 
     #[test]
-    fn this_process_has_used_something_and_is_the_root_of_its_tree() {
+    fn the_usage_of_this_process_is_measured() {
         let usage = Usage::of(std::process::id()).unwrap();
         assert!(usage.resident_mib > 0.0 && !usage.threads.is_empty());
         let tree = tree_usage(std::process::id());

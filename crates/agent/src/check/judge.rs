@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_words_with_hyphens() {
+    fn kebab_case_is_recognized() {
         for good in ["http-409", "undone", "no-room"] {
             assert!(is_kebab_case(good), "{good}");
         }

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_action_differs_in_nothing_else() {
+    fn an_unknown_action_is_the_only_difference() {
         let request = StepRequestBuilder::new("a", "s").build();
         let value = Poison::UnknownAction.value(&request).unwrap();
         let plain = encoded(&request).unwrap();

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_delivery_of_an_attempt_wants_an_answer_of_its_own() {
+    fn each_delivery_of_an_attempt_requires_its_own_answer() {
         let (mut transcript, ids) = transcript(&[1, 1, 2]);
         transcript.read_reply(&answer(1, 5));
         assert_eq!(answered(&transcript, &ids), [1, 0, 0]);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_misleads_is_not_taken_at_its_word() {
+    fn a_misleading_agent_is_not_trusted() {
         let (mut transcript, ids) = transcript(&[7, 8]);
         transcript.read_reply(&answer(1, 5));
         assert_eq!(answered(&transcript, &ids), [1, 0]);

@@ -20,11 +20,11 @@ use super::{AgentsFile, LoadError};
 impl AgentsFile {
     /// Checks that the agents support the workflows: each step that an agent of this file performs,
     /// undoes or probes has its request, and other agents keep the results of earlier steps that it
-    /// uses. Agents that are not in this file are assumed to fit.
+    /// uses. Agents that are not in this file are assumed to support their steps.
     ///
     /// # Errors
     ///
-    /// If an agent does not fit a step, if its requests cannot be loaded, or if two have the same
+    /// If an agent does not support a step, if its requests cannot be loaded, or if two have the same
     /// name.
     pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
         self.refuse_twins()?;
@@ -34,7 +34,7 @@ impl AgentsFile {
             .map(|agent| match Requests::compile(&agent.http) {
                 Ok(requests) => {
                     let tombstones = agent.http.tombstones;
-                    let known = Known {
+                    let known = DeclaredAgent {
                         requests,
                         tombstones,
                     };
@@ -45,12 +45,12 @@ impl AgentsFile {
             .collect::<Result<Agents<'_>, _>>()?;
         for workflow in workflows.iter() {
             for index in 0..workflow.steps().len() {
-                let fit = Fit {
+                let requirements = StepRequirements {
                     agents: &agents,
                     workflow,
                     index,
                 };
-                fit.check()?;
+                requirements.check()?;
             }
         }
         Ok(())
@@ -93,30 +93,30 @@ impl AgentsFile {
 pub type NeededInputs = BTreeMap<String, BTreeSet<String>>;
 
 /// The known agents, by name.
-type Agents<'a> = BTreeMap<&'a str, Known>;
+type Agents<'a> = BTreeMap<&'a str, DeclaredAgent>;
 
 /// What the file declares about an agent.
-struct Known {
+struct DeclaredAgent {
     requests: Requests,
     /// Its service refuses to perform a step once it was undone.
     tombstones: bool,
 }
 
-/// A step that agents must support.
-struct Fit<'a> {
+/// What a step requires of the agents.
+struct StepRequirements<'a> {
     agents: &'a Agents<'a>,
     workflow: &'a Workflow,
     index: usize,
 }
 
-impl Fit<'_> {
+impl StepRequirements<'_> {
     fn check(&self) -> Result<(), LoadError> {
         let step = self.step();
         if let Some(when) = &step.when {
             let read = &self.workflow.steps()[when.step];
             // An optional value is allowed here: without it, the condition is false.
             self.kept(read, &when.output).map_err(|why| {
-                self.unfit(&read.agent, "when.output", format!("cannot be read: {why}"))
+                self.unmet(&read.agent, "when.output", format!("cannot be read: {why}"))
             })?;
         }
         self.request(&step.agent, Action::Run)?;
@@ -130,12 +130,12 @@ impl Fit<'_> {
                 let why = "is true, but the agent does not declare that its service refuses an \
                            undone step; set `tombstones: true` under `http` if it does, or remove \
                            the key from the workflow";
-                return Err(self.unfit(&step.agent, "compensation.tombstones", why));
+                return Err(self.unmet(&step.agent, "compensation.tombstones", why));
             }
             for need in &undo.needs {
                 self.supplied(Action::Compensate, need).map_err(|why| {
                     let why = format!("names {need:?}, but {why}");
-                    self.unfit(&undo.agent, "compensation.needs", why)
+                    self.unmet(&undo.agent, "compensation.needs", why)
                 })?;
             }
         }
@@ -145,7 +145,7 @@ impl Fit<'_> {
     /// Checks that the agent, if it is in the file, has the request, and that its required values
     /// exist.
     fn request(&self, agent: &str, action: Action) -> Result<(), LoadError> {
-        let Some(Known { requests, .. }) = self.agents.get(agent) else {
+        let Some(DeclaredAgent { requests, .. }) = self.agents.get(agent) else {
             return Ok(());
         };
         let step = &self.step().name;
@@ -170,12 +170,12 @@ impl Fit<'_> {
             ),
         };
         let Some(request) = actions.and_then(|found| found.request(action)) else {
-            return Err(self.unfit(agent, key, missing));
+            return Err(self.unmet(agent, key, missing));
         };
         for (part, result) in request.needed_results() {
             self.supplied(action, result).map_err(|why| {
                 let why = format!("uses `{{{{results.{result}}}}}`, but {why}");
-                self.unfit(agent, format!("{key}.{part}"), why)
+                self.unmet(agent, format!("{key}.{part}"), why)
             })?;
         }
         Ok(())
@@ -205,7 +205,7 @@ impl Fit<'_> {
     /// The output that the agent of a step keeps; `None` if the agent is not in the file. An error
     /// if it does not keep this output, or does not know the step.
     fn kept(&self, supplier: &Step, output: &str) -> Result<Option<&Kept>, String> {
-        let Some(Known { requests, .. }) = self.agents.get(&*supplier.agent) else {
+        let Some(DeclaredAgent { requests, .. }) = self.agents.get(&*supplier.agent) else {
             return Ok(None);
         };
         let actions = requests.of(&supplier.name);
@@ -222,8 +222,8 @@ impl Fit<'_> {
         &self.workflow.steps()[self.index]
     }
 
-    fn unfit(&self, agent: &str, key: impl Into<String>, why: impl Into<String>) -> LoadError {
-        LoadError::Unfit {
+    fn unmet(&self, agent: &str, key: impl Into<String>, why: impl Into<String>) -> LoadError {
+        LoadError::UnmetRequirement {
             agent: agent.to_owned(),
             workflow: self.workflow.name().to_string(),
             version: self.workflow.version(),

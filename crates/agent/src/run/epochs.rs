@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_refused_once_its_successor_has_asked() {
+    fn an_older_epoch_is_refused() {
         let (epochs, now) = (Epochs::default(), BootTime::now());
         let other = LayoutShard { layout: 2, ..SHARD };
         let is_superseded = |shard, epoch| epochs.is_superseded(&request(shard, epoch), now);
@@ -95,12 +95,12 @@ mod tests {
         assert!(!is_superseded(Some(SHARD), 5));
         assert!(is_superseded(Some(SHARD), 4));
         assert!(!is_superseded(Some(SHARD), 5));
-        assert!(!is_superseded(Some(other), 4), "it has epochs of its own");
+        assert!(!is_superseded(Some(other), 4), "it has its own epochs");
         assert!(!is_superseded(None, 4), "its epoch cannot be compared");
     }
 
     #[test]
-    fn an_owner_that_asks_for_nothing_is_forgotten_for_epochs_may_begin_anew() {
+    fn the_epoch_of_an_idle_shard_is_forgotten() {
         let (epochs, now) = (Epochs::default(), BootTime::now());
         assert!(!epochs.is_superseded(&request(Some(SHARD), 50), now));
         let later = now + REMEMBERED - Duration::from_secs(1);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_shards_are_remembered_than_there_is_room_for() {
+    fn the_number_of_remembered_shards_is_bounded() {
         let (epochs, now) = (Epochs::default(), BootTime::now());
         for number in 0..=u32::try_from(SHARDS_MAX).unwrap() {
             let shard = LayoutShard { number, ..SHARD };

@@ -162,7 +162,7 @@ alerts:
 ";
 
     #[test]
-    fn both_ways_are_read_and_fit_together() {
+    fn email_and_sms_are_read_together() {
         let config = parse_over_defaults::<Config>("w.yaml", BOTH)
             .unwrap()
             .finish()
@@ -173,7 +173,7 @@ alerts:
     }
 
     #[test]
-    fn no_secret_is_shown_and_a_variable_beside_them_leaves_them_as_they_are() {
+    fn no_secret_is_shown_and_other_variables_do_not_change_secrets() {
         let mut config = parse_over_defaults::<Config>("w.yaml", BOTH).unwrap();
         for text in [
             format!("{config:?}"),
@@ -231,7 +231,7 @@ alerts:
     }
 
     #[test]
-    fn values_that_cannot_work_are_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         for (from, to, key) in [
             (
                 "messagesPerHourMax: 3",

@@ -48,7 +48,7 @@ alerts:
 ";
 
 #[test]
-fn both_kinds_of_receivers_are_read_and_fit_together() {
+fn webhooks_and_mailboxes_are_read_together() {
     let config = parse_over_defaults::<Config>("w.yaml", BOTH)
         .unwrap()
         .finish()
@@ -110,7 +110,7 @@ fn secrets_of_receivers_are_read_from_files_and_a_missing_one_is_named() {
 }
 
 #[test]
-fn a_value_that_stands_in_a_file_and_in_the_configuration_is_refused() {
+fn a_value_in_a_file_and_in_the_configuration_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let file = file.path().display();
     for (line, with_file) in [
@@ -131,7 +131,7 @@ fn a_value_that_stands_in_a_file_and_in_the_configuration_is_refused() {
 }
 
 #[test]
-fn values_that_cannot_work_are_refused_by_key() {
+fn invalid_values_are_refused_by_key() {
     let cases = [
         ("dedupWindow: 30s", "dedupWindow: 0s", "alerts.dedupWindow"),
         ("dedupWindow: 30s", "queueMax: 0", "alerts.queueMax"),
@@ -188,7 +188,7 @@ fn values_that_cannot_work_are_refused_by_key() {
 }
 
 #[test]
-fn a_variable_beside_the_receivers_leaves_their_secrets_as_they_are() {
+fn other_variables_do_not_change_the_secrets_of_receivers() {
     let mut config = parse_over_defaults::<Config>("w.yaml", BOTH).unwrap();
     let receivers = config.alerts.receivers.clone();
     let environment: Environment = [("WAYBILL_ALERTS__DEDUP_WINDOW", "5s")]

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_mailbox_has_one_limit_however_it_is_written() {
+    fn spellings_of_one_mailbox_share_a_limit() {
         let mut limit = Limit::new(2, 10);
         let now = Instant::now();
         let mut take = |uri: &str| limit.take(&Contact::new(uri), now);

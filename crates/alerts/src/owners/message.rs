@@ -139,7 +139,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_end_has_a_sentence_of_its_own() {
+    fn every_final_state_has_its_own_sentence() {
         let texts = [
             ProcessState::Processed,
             ProcessState::Error,
@@ -166,7 +166,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_caller_named_stays_on_its_line_and_short() {
+    fn names_given_by_callers_are_clipped_to_one_line() {
         let odd = text(|notice| notice.caller_id = Some("a\r\nBcc: x".to_owned()));
         assert_eq!(odd, "Your drone-delivery a  Bcc: x is complete.");
         let long = text(|notice| notice.caller_id = Some("a".repeat(5_000)));
@@ -174,7 +174,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn messages_of_one_notice_have_ids_of_their_own_that_last() {
+    fn messages_of_one_notice_have_distinct_stable_ids() {
         let id = |place| OwnerMessage::new(&notice(), place, String::new()).id;
         assert_eq!(id(0), id(0));
         assert_ne!(id(0), id(1));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn subject_and_text_can_be_ones_own_and_no_value_adds_a_header() {
+    fn subject_and_text_are_configurable_and_no_value_adds_a_header() {
         let own = OwnerEmailConfig {
             subject: Some("News\nof {{notice.callerId}}: {{notice.state}}".to_owned()),
             text: Some("{{notice.text}} Call us.".to_owned()),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         type Change = fn(&mut OwnerEmailConfig);
         let cases: [(&str, Change); 4] = [
             ("from contains", |c| c.from = "nobody".to_owned()),

@@ -89,7 +89,7 @@ mod tests {
     use waybill_http::problem::Kind;
 
     #[test]
-    fn a_head_gives_key_and_trace_context() {
+    fn key_and_trace_context_are_read_from_headers() {
         let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let mut headers = HeaderMap::new();
         headers.insert("idempotency-key", HeaderValue::from_static("\"k-1\""));

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn names_count_and_nothing_is_left_of_groups_that_ended() {
+    fn names_count_and_ended_groups_release_their_memory() {
         let coordinator = coordinator(2 * MIB);
         let name = "g".repeat(MIB / 2);
         let mut ids = Vec::new();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_are_promised_count() {
+    fn promised_ids_count() {
         let coordinator = coordinator(MIB);
         let promised = |group| {
             coordinator.join(

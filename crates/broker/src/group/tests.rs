@@ -49,12 +49,12 @@ impl Fixture {
 
     /// A dynamic member gets its id and joins with it.
     fn ask_join_anew(&mut self) -> (StrBytes, oneshot::Receiver<JoinAnswer>) {
-        let told = self
+        let answer = self
             .ask_join(join(&StrBytes::new(), None))
             .try_recv()
             .unwrap();
-        let Err((ResponseError::MemberIdRequired, id)) = told else {
-            panic!("{told:?}")
+        let Err((ResponseError::MemberIdRequired, id)) = answer else {
+            panic!("{answer:?}")
         };
         let answered = self.ask_join(join(&id, None));
         (id, answered)
@@ -189,7 +189,7 @@ fn a_silent_member_loses_its_session_and_the_rest_rebalance() {
 }
 
 #[test]
-fn a_member_that_leaves_is_not_waited_for() {
+fn the_group_does_not_wait_for_a_member_that_left() {
     let mut f = Fixture::new();
     let (a, b) = f.two_stable();
     let leaver = Leaver {
@@ -243,7 +243,7 @@ fn a_static_member_takes_over_at_once_and_its_predecessor_is_fenced() {
     let mut second = f.ask_join(join(&StrBytes::new(), Some("one")));
     let new = second.try_recv().unwrap().unwrap();
     assert_ne!(new.member_id, old.member_id);
-    assert_eq!(new.generation, old.generation, "nobody else is disturbed");
+    assert_eq!(new.generation, old.generation, "no other member rejoins");
     assert!(new.skip_assignment);
     let taken_over = f
         .ask_sync(&new, Some("one"), &[])
@@ -321,9 +321,9 @@ fn members_without_a_common_protocol_are_refused() {
     f.two_stable();
     let mut other = join(&StrBytes::new(), None);
     other.protocols[0].0 = StrBytes::from_static_str("sticky");
-    let told = f.ask_join(other).try_recv().unwrap();
+    let answer = f.ask_join(other).try_recv().unwrap();
     assert!(matches!(
-        told,
+        answer,
         Err((ResponseError::InconsistentGroupProtocol, _))
     ));
 }
@@ -336,8 +336,11 @@ fn a_full_group_accepts_no_other_member() {
         .try_recv()
         .unwrap()
         .unwrap();
-    let told = f.ask_join(join(&StrBytes::new(), None)).try_recv().unwrap();
-    assert!(matches!(told, Err((ResponseError::GroupMaxSizeReached, _))));
+    let answer = f.ask_join(join(&StrBytes::new(), None)).try_recv().unwrap();
+    assert!(matches!(
+        answer,
+        Err((ResponseError::GroupMaxSizeReached, _))
+    ));
 }
 
 #[test]
@@ -357,7 +360,7 @@ fn members_that_start_together_share_the_first_generation() {
 }
 
 #[test]
-fn a_promised_id_that_is_never_used_does_not_hold_the_others_for_ever() {
+fn an_unused_promised_id_does_not_block_the_group() {
     let mut f = Fixture::new();
     f.ask_join(join(&StrBytes::new(), None))
         .try_recv()

@@ -411,7 +411,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_batch_is_taken_whole_and_intact_only() {
+    fn only_whole_intact_batches_are_accepted() {
         let good = batch(-1, -1, -1, &[10, 20]);
         let header = BatchHeader::of_produced(&good).unwrap();
         assert_eq!(

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_of_any_codec_is_kept_as_it_would_have_been_sent_uncompressed() {
+    fn batches_of_any_codec_are_stored_uncompressed() {
         let plain = batch(7, 1, 5, &[10, 20, 30]);
         for (number, (codec, encode)) in CODECS.into_iter().enumerate() {
             let compressed = compressed_with(&plain, codec, &encode(&plain[HEADER_BYTES..]));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_snappy_that_announces_more_than_it_holds_allocates_nothing() {
+    fn a_snappy_block_with_a_false_length_allocates_nothing() {
         let plain = batch(-1, -1, -1, &[10]);
         // 4 GiB less one, as a variable-length number.
         let lying = compressed_with(&plain, SNAPPY, b"\xff\xff\xff\xff\x0f");

@@ -35,7 +35,7 @@ pub(crate) enum ReadError {
 
 /// The start of the searched batch, or of one before it.
 #[derive(Clone)]
-struct Place {
+struct BatchCursor {
     file: Arc<LogFile>,
     position: u64,
     /// The batch's first offset.
@@ -46,8 +46,8 @@ struct Place {
     end: u64,
 }
 
-impl Place {
-    /// The whole batch at this place, whose header is `header`. Verifies its checksum.
+impl BatchCursor {
+    /// The whole batch at the cursor, whose header is `header`. Verifies its checksum.
     fn batch(&self, header: &BatchHeader) -> Result<Bytes, ReadError> {
         let damaged = || self.damaged(self.position, self.offset);
         if header.bytes as u64 > self.end - self.position {
@@ -91,8 +91,8 @@ impl Partition {
         if !self.has_records(offset)? {
             return Ok(0);
         }
-        let place = self.place(&locked(&self.log), offset)?;
-        Ok(place.end - place.position)
+        let cursor = self.cursor(&locked(&self.log), offset)?;
+        Ok(cursor.end - cursor.position)
     }
 
     /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`,
@@ -108,18 +108,18 @@ impl Partition {
         if !self.has_records(offset)? {
             return Ok(0);
         }
-        let place = self.place(&locked(&self.log), offset)?;
+        let cursor = self.cursor(&locked(&self.log), offset)?;
         let holds = |header: &BatchHeader| header.last_offset().is_some_and(|last| last >= offset);
-        let found = if place.is_exact {
-            Ok(Ok(place))
+        let found = if cursor.is_exact {
+            Ok(Ok(cursor))
         } else {
-            seek(place, holds).map(|found| found.map(|(place, _)| place))
+            seek(cursor, holds).map(|found| found.map(|(cursor, _)| cursor))
         };
         found
             .and_then(|found| match found {
-                Ok(place) => copy(&place, high_watermark, bytes_max, first_whole, out),
+                Ok(cursor) => copy(&cursor, high_watermark, bytes_max, first_whole, out),
                 // It is below the end of the segment, so it must be there.
-                Err(place) => Err(place.damaged(place.position, place.offset)),
+                Err(cursor) => Err(cursor.damaged(cursor.position, cursor.offset)),
             })
             .inspect_err(|error| self.note_damage(error))
     }
@@ -132,14 +132,14 @@ impl Partition {
 
     fn find_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
         let (log_start, high_watermark) = (self.log_start(), self.high_watermark());
-        let mut places = Vec::new();
+        let mut cursors = Vec::new();
         {
             let log = locked(&self.log);
             for segment in &log.closed {
                 let index = &segment.index;
                 if index.max_timestamp >= timestamp && index.next_offset > log_start {
-                    let (position, offset) = index.place_before_time(timestamp);
-                    places.push(Place {
+                    let (position, offset) = index.batch_before_time(timestamp);
+                    cursors.push(BatchCursor {
                         file: segment.file(&self.dir)?,
                         position,
                         offset,
@@ -150,8 +150,8 @@ impl Partition {
                 }
             }
             if log.active.max_timestamp >= timestamp {
-                let (position, offset) = log.active.place_before_time(timestamp);
-                places.push(Place {
+                let (position, offset) = log.active.batch_before_time(timestamp);
+                cursors.push(BatchCursor {
                     file: Arc::clone(&log.file),
                     position,
                     offset,
@@ -160,15 +160,15 @@ impl Partition {
                 });
             }
         }
-        for place in places {
-            let found = seek(place, |header| {
+        for cursor in cursors {
+            let found = seek(cursor, |header| {
                 header.max_timestamp >= timestamp
                     && header.last_offset().is_some_and(|last| last >= log_start)
             })?;
-            let Ok((place, header)) = found else {
+            let Ok((cursor, header)) = found else {
                 continue;
             };
-            let found = batch::first_at(&place.batch(&header)?, timestamp)
+            let found = batch::first_at(&cursor.batch(&header)?, timestamp)
                 .unwrap_or((header.base_offset, header.base_timestamp));
             let found = (found.0.max(log_start), found.1);
             return Ok((found.0 < high_watermark).then_some(found));
@@ -190,13 +190,13 @@ impl Partition {
             header.last_offset().is_some_and(|last| last >= log_start)
                 && header.base_offset < high_watermark
         };
-        let mut largest: Option<(i64, Place)> = None;
-        for (place, known) in self.visible_segments(log_start, high_watermark)? {
+        let mut largest: Option<(i64, BatchCursor)> = None;
+        for (cursor, known) in self.visible_segments(log_start, high_watermark)? {
             let found = match known {
                 Some(known) => Some(known),
                 None => {
                     let mut found = None;
-                    let _end = seek(place.clone(), |header| {
+                    let _end = seek(cursor.clone(), |header| {
                         if is_visible(header) {
                             found = found.max(Some(header.max_timestamp));
                         }
@@ -209,17 +209,17 @@ impl Partition {
             if let Some(found) = found
                 && largest.as_ref().is_none_or(|(largest, _)| found > *largest)
             {
-                largest = Some((found, place));
+                largest = Some((found, cursor));
             }
         }
-        let Some((timestamp, place)) = largest else {
+        let Some((timestamp, cursor)) = largest else {
             return Ok(None);
         };
         let wanted = |header: &BatchHeader| is_visible(header) && header.max_timestamp == timestamp;
-        let Ok((place, header)) = seek(place, wanted)? else {
+        let Ok((cursor, header)) = seek(cursor, wanted)? else {
             return Ok(None);
         };
-        let offset = match batch::first_at(&place.batch(&header)?, timestamp) {
+        let offset = match batch::first_at(&cursor.batch(&header)?, timestamp) {
             Some((offset, at)) if at == timestamp => offset,
             Some(_) | None => header.last_offset().unwrap_or(header.base_offset),
         };
@@ -232,7 +232,7 @@ impl Partition {
         &self,
         log_start: i64,
         high_watermark: i64,
-    ) -> io::Result<Vec<(Place, Option<i64>)>> {
+    ) -> io::Result<Vec<(BatchCursor, Option<i64>)>> {
         let log = locked(&self.log);
         let closed = log
             .closed
@@ -243,7 +243,7 @@ impl Partition {
             all.filter(|(index, _)| index.next_offset > log_start && index.base < high_watermark);
         visible
             .map(|(index, closed)| {
-                let place = Place {
+                let cursor = BatchCursor {
                     file: match closed {
                         Some(segment) => segment.file(&self.dir)?,
                         None => Arc::clone(&log.file),
@@ -254,7 +254,7 @@ impl Partition {
                     end: index.bytes,
                 };
                 let is_whole = log_start <= index.base && index.next_offset <= high_watermark;
-                Ok((place, is_whole.then_some(index.max_timestamp)))
+                Ok((cursor, is_whole.then_some(index.max_timestamp)))
             })
             .collect()
     }
@@ -266,14 +266,14 @@ impl Partition {
     }
 
     /// Where to begin reading for `offset`.
-    fn place(&self, log: &Log, offset: i64) -> io::Result<Place> {
+    fn cursor(&self, log: &Log, offset: i64) -> io::Result<BatchCursor> {
         if offset < log.active.base {
             let at = log
                 .closed
                 .partition_point(|segment| segment.index.next_offset <= offset);
             if let Some(segment) = log.closed.get(at) {
-                let (position, offset) = segment.index.place_before(offset);
-                return Ok(Place {
+                let (position, offset) = segment.index.batch_before(offset);
+                return Ok(BatchCursor {
                     file: segment.file(&self.dir)?,
                     position,
                     offset,
@@ -286,9 +286,9 @@ impl Partition {
         let recent = after.checked_sub(1).and_then(|at| log.recent.get(at));
         let (position, offset) = match recent {
             Some(&(base, position)) => (position, base),
-            None => log.active.place_before(offset),
+            None => log.active.batch_before(offset),
         };
-        Ok(Place {
+        Ok(BatchCursor {
             file: Arc::clone(&log.file),
             position,
             offset,
@@ -298,80 +298,81 @@ impl Partition {
     }
 }
 
-/// The first batch from the place on whose header is `wanted`; the end of the segment if there is none.
+/// The first batch from the cursor on whose header is `wanted`; the end of the segment if there is none.
 fn seek(
-    mut place: Place,
+    mut cursor: BatchCursor,
     mut wanted: impl FnMut(&BatchHeader) -> bool,
-) -> Result<Result<(Place, BatchHeader), Place>, ReadError> {
+) -> Result<Result<(BatchCursor, BatchHeader), BatchCursor>, ReadError> {
     let mut buffer = [0; SCAN_BYTES];
     let mut filled = 0..0;
-    while place.position < place.end {
-        let left = place.end - place.position;
-        let at = usize::try_from(place.position.saturating_sub(filled.start)).unwrap_or(usize::MAX);
+    while cursor.position < cursor.end {
+        let left = cursor.end - cursor.position;
+        let at =
+            usize::try_from(cursor.position.saturating_sub(filled.start)).unwrap_or(usize::MAX);
         let known = usize::try_from(filled.end - filled.start).unwrap_or(0);
         let header = match buffer[..known].get(at..).and_then(BatchHeader::read) {
             Some(header) => header,
             None if at == 0 && known > 0 => {
-                return Err(place.damaged(place.position, place.offset));
+                return Err(cursor.damaged(cursor.position, cursor.offset));
             }
             None => {
                 let take = usize::try_from(left).unwrap_or(usize::MAX).min(SCAN_BYTES);
-                place
+                cursor
                     .file
-                    .read_exact_at(&mut buffer[..take], place.position)?;
-                filled = place.position..place.position + take as u64;
+                    .read_exact_at(&mut buffer[..take], cursor.position)?;
+                filled = cursor.position..cursor.position + take as u64;
                 continue;
             }
         };
-        if !header.is_stored_at(place.offset) || header.bytes as u64 > left {
-            return Err(place.damaged(place.position, place.offset));
+        if !header.is_stored_at(cursor.offset) || header.bytes as u64 > left {
+            return Err(cursor.damaged(cursor.position, cursor.offset));
         }
         if wanted(&header) {
-            return Ok(Ok((place, header)));
+            return Ok(Ok((cursor, header)));
         }
-        place.position += header.bytes as u64;
-        place.offset = header.last_offset().map_or(i64::MAX, |last| last + 1);
+        cursor.position += header.bytes as u64;
+        cursor.offset = header.last_offset().map_or(i64::MAX, |last| last + 1);
     }
-    Ok(Err(place))
+    Ok(Err(cursor))
 }
 
-/// Copies whole, valid batches below the high watermark from the place on.
+/// Copies whole, valid batches below the high watermark from the cursor on.
 fn copy(
-    place: &Place,
+    cursor: &BatchCursor,
     high_watermark: i64,
     bytes_max: usize,
     first_whole: bool,
     out: &mut BytesMut,
 ) -> Result<usize, ReadError> {
     let start = out.len();
-    let read = copy_checked(place, high_watermark, bytes_max, first_whole, out);
+    let read = copy_checked(cursor, high_watermark, bytes_max, first_whole, out);
     out.truncate(start + *read.as_ref().unwrap_or(&0));
     read
 }
 
 fn copy_checked(
-    place: &Place,
+    cursor: &BatchCursor,
     high_watermark: i64,
     bytes_max: usize,
     first_whole: bool,
     out: &mut BytesMut,
 ) -> Result<usize, ReadError> {
     let start = out.len();
-    let available = usize::try_from(place.end - place.position).unwrap_or(usize::MAX);
+    let available = usize::try_from(cursor.end - cursor.position).unwrap_or(usize::MAX);
     let mut take = available.min(bytes_max);
     if first_whole {
         take = take.max(HEADER_BYTES.min(available));
     }
     out.resize(start + take, 0);
-    place
+    cursor
         .file
-        .read_exact_at(&mut out[start..], place.position)?;
+        .read_exact_at(&mut out[start..], cursor.position)?;
     let mut whole = 0;
-    let mut offset = place.offset;
+    let mut offset = cursor.offset;
     while whole < available && offset < high_watermark {
         // Batches before it can be served; the next fetch begins with this one.
         let damaged = || match whole {
-            0 => Err(place.damaged(place.position, offset)),
+            0 => Err(cursor.damaged(cursor.position, offset)),
             whole => Ok(whole),
         };
         let Some(header) = BatchHeader::read(&out[start + whole..]) else {
@@ -387,9 +388,9 @@ fn copy_checked(
             }
             out.resize(start + header.bytes, 0);
             let rest = &mut out[start + take..];
-            place
+            cursor
                 .file
-                .read_exact_at(rest, place.position + take as u64)?;
+                .read_exact_at(rest, cursor.position + take as u64)?;
             take = header.bytes;
         }
         if !header.is_intact(&out[start + whole..]) {

@@ -201,8 +201,8 @@ impl Segment {
                 position: self.index.bytes,
                 offset: self.index.next_offset,
                 next_path,
-                next_position: next.place.position,
-                next_offset: next.place.offset,
+                next_position: next.boundary.position,
+                next_offset: next.boundary.offset,
                 is_verified: next.is_verified,
             })),
         }
@@ -232,7 +232,7 @@ impl Segment {
         if synced_end >= index.next_offset {
             return Ok(());
         }
-        let (from, _) = index.place_before(synced_end);
+        let (from, _) = index.batch_before(synced_end);
         self.file
             .rewrite(from, index.bytes)
             .map_err(LogError::of("cannot write again", self.file.path()))

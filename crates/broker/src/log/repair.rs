@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use super::batch::filler;
 use super::disk::{LogFile, sync_dir};
-use super::scan::{Place, find_verified, walk};
+use super::scan::{Boundary, find_verified, walk};
 use super::segment::{LogError, index_path, list_segments, segment_path};
 
 /// Bytes copied at a time.
@@ -130,7 +130,7 @@ impl Segment {
         };
         let bound = next_base.unwrap_or(i64::MAX);
         let mut pieces = Vec::new();
-        let mut at = Place {
+        let mut at = Boundary {
             position: 0,
             offset: base,
         };

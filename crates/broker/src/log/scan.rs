@@ -16,9 +16,9 @@ const MAGIC_AT: usize = 16;
 /// How many bytes [`find`] may read for checksums per searched byte.
 const CHECKS_PER_BYTE: u64 = 16;
 
-/// A place in a segment between two batches.
+/// Where one batch of a segment ends and the next begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct Boundary {
     /// The position in bytes.
     pub(super) position: u64,
     /// The first offset behind it.
@@ -34,7 +34,7 @@ pub(super) fn scan(
     producers_max: usize,
 ) -> io::Result<SegmentIndex> {
     let mut index = SegmentIndex::new(base);
-    let start = Place {
+    let start = Boundary {
         position: 0,
         offset: base,
     };
@@ -47,7 +47,7 @@ pub(super) fn scan(
 
 /// Reads the first `bytes` of a segment, all of them whole batches. Returns the first damaged one.
 pub(crate) fn verify(file: &LogFile, base: i64, bytes: u64) -> io::Result<Option<DamagedBatch>> {
-    let start = Place {
+    let start = Boundary {
         position: 0,
         offset: base,
     };
@@ -60,13 +60,13 @@ pub(crate) fn verify(file: &LogFile, base: i64, bytes: u64) -> io::Result<Option
 }
 
 /// Reads the batches from `start` to `end`, checks each, and passes their headers on. Returns the
-/// place behind the last valid one that follows the one before.
+/// boundary behind the last valid one that follows the one before.
 pub(super) fn walk(
     file: &LogFile,
-    start: Place,
+    start: Boundary,
     end: u64,
     mut each: impl FnMut(&BatchHeader),
-) -> io::Result<Place> {
+) -> io::Result<Boundary> {
     let mut at = start;
     let mut buffer = vec![0; READ_BYTES];
     // The part of `buffer` that holds the file's bytes from `at` on.
@@ -116,7 +116,7 @@ pub(super) fn walk(
 /// A batch that was found behind damaged bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Found {
-    pub(super) place: Place,
+    pub(super) boundary: Boundary,
     /// Whether its checksum was verified. If not, it only looks like a batch.
     pub(super) is_verified: bool,
 }
@@ -143,9 +143,9 @@ pub(super) fn find_verified(
     from: u64,
     end: u64,
     offsets: &Range<i64>,
-) -> io::Result<Option<Place>> {
+) -> io::Result<Option<Boundary>> {
     let found = search(file, from, end, offsets, None)?;
-    Ok(found.map(|found| found.place))
+    Ok(found.map(|found| found.boundary))
 }
 
 /// Searches for a batch and reads at most `budget` bytes, if that is given, for checksums.
@@ -177,14 +177,14 @@ fn search(
             {
                 continue;
             }
-            let place = Place {
+            let boundary = Boundary {
                 position: start + at as u64,
                 offset: header.base_offset,
             };
             if let Some(left) = &mut budget {
                 let Some(rest) = left.checked_sub(header.bytes as u64) else {
                     return Ok(Some(Found {
-                        place,
+                        boundary,
                         is_verified: false,
                     }));
                 };
@@ -194,12 +194,12 @@ fn search(
                 header.is_intact(&buffer[at..take])
             } else {
                 large.resize(header.bytes, 0);
-                file.read_exact_at(&mut large, place.position)?;
+                file.read_exact_at(&mut large, boundary.position)?;
                 header.is_intact(&large)
             };
             if is_intact {
                 return Ok(Some(Found {
-                    place,
+                    boundary,
                     is_verified: true,
                 }));
             }
@@ -222,7 +222,7 @@ mod tests {
         let scanned = scan(&file, 100, index.bytes, &mut found, 10).unwrap();
         assert_eq!(scanned, index);
         assert_eq!(found, producers);
-        let far = index.place_before(100 + 2 * 19_999);
+        let far = index.batch_before(100 + 2 * 19_999);
         assert!(
             far.0 > index.bytes - (20 << 10),
             "its index is sparse: {far:?}"
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_bit_of_a_batch_is_damaged_the_scan_stops_there_and_the_next_batch_is_found() {
+    fn a_scan_stops_at_any_flipped_bit_and_finds_the_next_batch() {
         let dir = tempfile::tempdir().unwrap();
         let (file, index, _) = filled_segment(dir.path(), 5);
         let batch_bytes = index.bytes / 5;
@@ -259,12 +259,12 @@ mod tests {
             let scanned = scan(&file, 100, index.bytes, &mut Producers::default(), 10).unwrap();
             assert_eq!(scanned.bytes, 2 * batch_bytes, "byte {at}");
             let next = find(&file, scanned.bytes + 1, index.bytes, &(104..i64::MAX)).unwrap();
-            let place = Place {
+            let boundary = Boundary {
                 position: 3 * batch_bytes,
                 offset: 106,
             };
             let expected = Found {
-                place,
+                boundary,
                 is_verified: true,
             };
             assert_eq!(next, Some(expected), "byte {at}");

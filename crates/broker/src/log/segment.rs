@@ -106,9 +106,9 @@ impl SegmentIndex {
     }
 
     /// A batch at or before the one that holds `offset`: its position and its first offset.
-    pub(super) fn place_before(&self, offset: i64) -> (u64, i64) {
+    pub(super) fn batch_before(&self, offset: i64) -> (u64, i64) {
         let relative = u32::try_from(offset - self.base).unwrap_or(u32::MAX);
-        self.place(
+        self.entry_before(
             self.entries
                 .partition_point(|entry| entry.offset <= relative),
         )
@@ -116,15 +116,15 @@ impl SegmentIndex {
 
     /// A batch at or before the first one with a timestamp of at least `timestamp`: its position and its first
     /// offset.
-    pub(super) fn place_before_time(&self, timestamp: i64) -> (u64, i64) {
-        self.place(
+    pub(super) fn batch_before_time(&self, timestamp: i64) -> (u64, i64) {
+        self.entry_before(
             self.entries
                 .partition_point(|e| e.max_timestamp_before < timestamp),
         )
     }
 
     /// Where the entry before the one at `after` leads.
-    fn place(&self, after: usize) -> (u64, i64) {
+    fn entry_before(&self, after: usize) -> (u64, i64) {
         let entry = after.checked_sub(1).and_then(|at| self.entries.get(at));
         entry.map_or((0, self.base), |entry| {
             (

@@ -26,7 +26,7 @@ const KEY: ([u8; 16], i32) = ([7; 16], 0);
 const BOUND: Duration = Duration::from_secs(60);
 
 /// A partition with the threads that serve it, in a directory of its own.
-struct Scene {
+struct Fixture {
     partition: Arc<Partition>,
     syncs: Arc<SyncQueue>,
     counters: Arc<Counters>,
@@ -44,7 +44,7 @@ fn log_dir(dir: &TempDir) -> PathBuf {
     dir.path().join("log")
 }
 
-impl Scene {
+impl Fixture {
     fn open(dir: &TempDir, config: TopicConfig) -> Result<Self, LogError> {
         let counters = Arc::new(Counters::default());
         let syncs = SyncQueue::new(Arc::clone(&counters), SyncedEnds::load(dir.path()));
@@ -76,7 +76,7 @@ impl Scene {
             return Ok(true);
         };
         let synced = tokio::time::timeout(BOUND, self.partition.synced(sync_to));
-        Ok(synced.await.expect("it is told"))
+        Ok(synced.await.expect("the sync has an outcome"))
     }
 
     fn read(&self) -> Result<usize, ReadError> {
@@ -107,7 +107,7 @@ fn rolling(config: TopicConfig) -> TopicConfig {
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + BOUND;
     while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -124,29 +124,29 @@ fn indexes(dir: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_failed_sync_takes_the_partition_offline_and_no_later_one_shows_what_it_lost() {
+async fn a_failed_sync_takes_the_partition_offline_and_its_records_stay_invisible() {
     let dir = tempfile::tempdir().unwrap();
-    let scene = Scene::open(&dir, synced()).unwrap();
-    assert!(scene.produce().await.unwrap());
-    let before = scene.read().unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
+    assert!(fixture.produce().await.unwrap());
+    let before = fixture.read().unwrap();
     faults::plan(dir.path(), Op::Sync, EIO, 1);
-    assert!(!scene.produce().await.unwrap(), "it is not acknowledged");
-    let cause = scene.until_offline().await;
+    assert!(!fixture.produce().await.unwrap(), "it is not acknowledged");
+    let cause = fixture.until_offline().await;
     assert!(
         cause.contains("cannot sync partition 0 of topic t"),
         "{cause}"
     );
-    assert_eq!(scene.partition.high_watermark(), 1);
-    assert!(matches!(scene.read(), Err(ReadError::Offline)));
-    let refused = scene.append(&one()).unwrap_err();
+    assert_eq!(fixture.partition.high_watermark(), 1);
+    assert!(matches!(fixture.read(), Err(ReadError::Offline)));
+    let refused = fixture.append(&one()).unwrap_err();
     assert!(refused.to_string().contains("os error 5"), "{refused}");
     // The disk would take it now.
-    scene.partition.set_config(synced());
+    fixture.partition.set_config(synced());
     let file = LogFile::open(log_dir(&dir).join("00000000000000000000.log")).unwrap();
     file.sync().unwrap();
-    assert_eq!(scene.partition.high_watermark(), 1);
+    assert_eq!(fixture.partition.high_watermark(), 1);
     assert!(before > 0);
-    assert!(scene.partition.close().is_ok(), "nothing is written");
+    assert!(fixture.partition.close().is_ok(), "nothing is written");
     assert_eq!(indexes(&log_dir(&dir)), 0);
 }
 
@@ -154,15 +154,15 @@ async fn a_failed_sync_takes_the_partition_offline_and_no_later_one_shows_what_i
 async fn a_sync_that_fails_while_a_segment_is_closed_takes_the_partition_offline() {
     for config in [TopicConfig::default(), synced()] {
         let dir = tempfile::tempdir().unwrap();
-        let scene = Scene::open(&dir, rolling(config)).unwrap();
+        let fixture = Fixture::open(&dir, rolling(config)).unwrap();
         let syncs = config.flush_messages.is_some();
         for _ in 0..2 {
-            assert!(scene.produce().await.unwrap());
+            assert!(fixture.produce().await.unwrap());
         }
         faults::plan(dir.path(), Op::Sync, EIO, 1);
-        assert_eq!(scene.produce().await.unwrap(), !syncs);
-        scene.until_offline().await;
-        assert!(scene.append(&one()).is_err());
+        assert_eq!(fixture.produce().await.unwrap(), !syncs);
+        fixture.until_offline().await;
+        assert!(fixture.append(&one()).is_err());
     }
 }
 
@@ -171,13 +171,13 @@ async fn a_directory_or_an_index_that_cannot_be_written_takes_the_partition_offl
     for op in [Op::SyncDir, Op::Replace] {
         for config in [TopicConfig::default(), synced()] {
             let dir = tempfile::tempdir().unwrap();
-            let scene = Scene::open(&dir, rolling(config)).unwrap();
+            let fixture = Fixture::open(&dir, rolling(config)).unwrap();
             for _ in 0..2 {
-                assert!(scene.produce().await.unwrap());
+                assert!(fixture.produce().await.unwrap());
             }
             faults::plan(dir.path(), op, EIO, 1);
-            let _ = scene.produce().await;
-            scene.until_offline().await;
+            let _ = fixture.produce().await;
+            fixture.until_offline().await;
         }
     }
 }
@@ -186,12 +186,14 @@ async fn a_directory_or_an_index_that_cannot_be_written_takes_the_partition_offl
 async fn one_thread_syncs_a_file() {
     let dir = tempfile::tempdir().unwrap();
     faults::record(dir.path());
-    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     for n in 0..40 {
-        assert!(scene.produce().await.unwrap());
+        assert!(fixture.produce().await.unwrap());
         // The sync thread continues with the files that it has begun.
         if n == 20 {
-            scene.partition.set_config(rolling(TopicConfig::default()));
+            fixture
+                .partition
+                .set_config(rolling(TopicConfig::default()));
         }
     }
     until("all closed segments have indexes", || {
@@ -219,10 +221,10 @@ fn unsynced_logs_start_write_back_every_256_kib() {
     };
     let dir = tempfile::tempdir().unwrap();
     faults::record(dir.path());
-    let scene = Scene::open(&dir, config).unwrap();
-    scene.append(&one()).unwrap();
+    let fixture = Fixture::open(&dir, config).unwrap();
+    fixture.append(&one()).unwrap();
     for _ in 0..3 {
-        scene.append(&large).unwrap();
+        fixture.append(&large).unwrap();
     }
     // One of them is in the first segment, behind the small batch, and two are in the second.
     let written_back = || {
@@ -238,13 +240,13 @@ fn unsynced_logs_start_write_back_every_256_kib() {
 async fn what_is_synced_needs_no_write_back() {
     let dir = tempfile::tempdir().unwrap();
     faults::record(dir.path());
-    let scene = Scene::open(&dir, synced()).unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
     let large = batch(-1, -1, -1, &[1; 30_000]);
     for _ in 0..3 {
-        let sync_to = scene.append(&large).unwrap().sync_to.unwrap();
-        assert!(scene.partition.synced(sync_to).await);
+        let sync_to = fixture.append(&large).unwrap().sync_to.unwrap();
+        assert!(fixture.partition.synced(sync_to).await);
     }
-    drop(scene);
+    drop(fixture);
     let recorded = faults::recorded(dir.path());
     assert!(recorded.iter().any(|(op, ..)| *op == Op::Sync));
     assert!(recorded.iter().all(|(op, ..)| *op != Op::WriteBack));
@@ -253,36 +255,38 @@ async fn what_is_synced_needs_no_write_back() {
 #[tokio::test]
 async fn an_unsynced_batch_is_rewritten_before_it_is_visible() {
     let dir = tempfile::tempdir().unwrap();
-    let scene = Scene::open(&dir, synced()).unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
     for _ in 0..3 {
-        assert!(scene.produce().await.unwrap());
+        assert!(fixture.produce().await.unwrap());
     }
     faults::plan(dir.path(), Op::Sync, EIO, 1);
-    assert!(!scene.produce().await.unwrap());
-    drop(scene);
+    assert!(!fixture.produce().await.unwrap());
+    drop(fixture);
     // The pages are clean by now: a sync alone would succeed and write nothing.
     for op in [Op::Rewrite, Op::Sync] {
         faults::plan(dir.path(), op, EIO, 1);
-        let refused = Scene::open(&dir, synced()).err().expect("it is not opened");
+        let refused = Fixture::open(&dir, synced())
+            .err()
+            .expect("it is not opened");
         assert!(format!("{refused:?}").contains("code: 5"), "{refused:?}");
     }
     faults::record(dir.path());
-    let scene = Scene::open(&dir, synced()).unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
     let ops: Vec<_> = faults::recorded(dir.path())
         .into_iter()
         .map(|(op, _, _)| op)
         .filter(|op| matches!(op, Op::Rewrite | Op::Sync))
         .collect();
     assert_eq!(ops, [Op::Rewrite, Op::Sync]);
-    assert_eq!(scene.partition.high_watermark(), 4);
-    assert_eq!(scene.read().unwrap(), 4 * one().len());
-    scene.partition.close().unwrap();
-    scene.syncs.ends.store().unwrap();
-    drop(scene);
+    assert_eq!(fixture.partition.high_watermark(), 4);
+    assert_eq!(fixture.read().unwrap(), 4 * one().len());
+    fixture.partition.close().unwrap();
+    fixture.syncs.ends.store().unwrap();
+    drop(fixture);
     // Data that is known to be synced is not rewritten.
     faults::record(dir.path());
-    let scene = Scene::open(&dir, synced()).unwrap();
-    assert_eq!(scene.partition.high_watermark(), 4);
+    let fixture = Fixture::open(&dir, synced()).unwrap();
+    assert_eq!(fixture.partition.high_watermark(), 4);
     let recorded = faults::recorded(dir.path());
     assert!(
         recorded.iter().all(|(op, ..)| *op != Op::Rewrite),
@@ -291,11 +295,11 @@ async fn an_unsynced_batch_is_rewritten_before_it_is_visible() {
 }
 
 #[tokio::test]
-async fn the_synced_end_is_stored_soon_without_a_shutdown_and_never_leads() {
+async fn the_stored_synced_end_never_exceeds_the_synced_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     for count in 1..=5 {
-        assert!(scene.produce().await.unwrap());
+        assert!(fixture.produce().await.unwrap());
         let stored = SyncedEnds::load(dir.path()).of(KEY).unwrap_or(0);
         assert!(stored <= count, "{stored} of {count}");
     }
@@ -303,39 +307,39 @@ async fn the_synced_end_is_stored_soon_without_a_shutdown_and_never_leads() {
         SyncedEnds::load(dir.path()).of(KEY) == Some(5)
     });
     faults::plan(dir.path(), Op::Sync, EIO, 1);
-    assert!(!scene.produce().await.unwrap());
-    scene.until_offline().await;
-    drop(scene);
+    assert!(!fixture.produce().await.unwrap());
+    fixture.until_offline().await;
+    drop(fixture);
     assert_eq!(SyncedEnds::load(dir.path()).of(KEY), Some(5));
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_a_batch_whole_and_takes_the_next_one_when_there_is_room() {
+async fn a_full_disk_refuses_whole_batches_until_there_is_room() {
     for errno in [ENOSPC, EDQUOT] {
         for config in [TopicConfig::default(), synced()] {
             let dir = tempfile::tempdir().unwrap();
-            let scene = Scene::open(&dir, rolling(config)).unwrap();
+            let fixture = Fixture::open(&dir, rolling(config)).unwrap();
             let mut appended = 0;
             // In the middle of a segment, and at the start of one.
             for op in [Op::Append, Op::Create, Op::Append] {
-                assert!(scene.produce().await.unwrap());
-                assert!(scene.produce().await.unwrap());
+                assert!(fixture.produce().await.unwrap());
+                assert!(fixture.produce().await.unwrap());
                 appended += 2;
                 faults::plan(dir.path(), op, errno, 2);
                 for _ in 0..2 {
-                    let refused = scene.append(&one()).unwrap_err();
+                    let refused = fixture.append(&one()).unwrap_err();
                     assert!(matches!(refused, AppendError::Full), "{refused}");
                 }
-                assert_eq!(scene.partition.condition(), Condition::Online);
-                assert_eq!(scene.partition.high_watermark(), appended);
+                assert_eq!(fixture.partition.condition(), Condition::Online);
+                assert_eq!(fixture.partition.high_watermark(), appended);
             }
-            assert!(scene.produce().await.unwrap());
+            assert!(fixture.produce().await.unwrap());
             appended += 1;
-            let stats = scene.counters.snapshot(Stats::default());
+            let stats = fixture.counters.snapshot(Stats::default());
             assert_eq!(stats.disk_full, 6);
-            drop(scene);
-            let scene = Scene::open(&dir, config).unwrap();
-            assert_eq!(scene.partition.high_watermark(), appended);
+            drop(fixture);
+            let fixture = Fixture::open(&dir, config).unwrap();
+            assert_eq!(fixture.partition.high_watermark(), appended);
         }
     }
 }
@@ -347,36 +351,36 @@ async fn a_batch_that_cannot_be_cut_off_or_written_takes_the_partition_offline()
         vec![(Op::Append, ENOSPC), (Op::Cut, EIO)],
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let scene = Scene::open(&dir, synced()).unwrap();
-        assert!(scene.produce().await.unwrap());
+        let fixture = Fixture::open(&dir, synced()).unwrap();
+        assert!(fixture.produce().await.unwrap());
         for (op, errno) in ops {
             faults::plan(dir.path(), op, errno, 1);
         }
-        let refused = scene.append(&one()).unwrap_err();
+        let refused = fixture.append(&one()).unwrap_err();
         assert!(matches!(refused, AppendError::Offline { .. }), "{refused}");
-        scene.until_offline().await;
-        drop(scene);
+        fixture.until_offline().await;
+        drop(fixture);
         // Part of a batch is a torn tail.
-        let scene = Scene::open(&dir, synced()).unwrap();
-        assert_eq!(scene.partition.high_watermark(), 1);
+        let fixture = Fixture::open(&dir, synced()).unwrap();
+        assert_eq!(fixture.partition.high_watermark(), 1);
     }
 }
 
 #[tokio::test]
 async fn an_index_that_does_not_fit_on_the_disk_is_written_later() {
     let dir = tempfile::tempdir().unwrap();
-    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     faults::plan(dir.path(), Op::Replace, ENOSPC, 3);
     for _ in 0..3 {
-        assert!(scene.produce().await.unwrap());
+        assert!(fixture.produce().await.unwrap());
     }
     until("there is an index", || indexes(&log_dir(&dir)) == 1);
-    assert_eq!(scene.partition.condition(), Condition::Online);
+    assert_eq!(fixture.partition.condition(), Condition::Online);
     let path = log_dir(&dir).join("00000000000000000000.index");
     std::fs::remove_file(path).unwrap();
     faults::plan(dir.path(), Op::Replace, ENOSPC, 2);
-    scene.partition.close().unwrap();
-    drop(scene);
-    let scene = Scene::open(&dir, rolling(synced())).unwrap();
-    assert_eq!(scene.partition.high_watermark(), 3);
+    fixture.partition.close().unwrap();
+    drop(fixture);
+    let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
+    assert_eq!(fixture.partition.high_watermark(), 3);
 }

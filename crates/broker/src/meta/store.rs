@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_failed_in_the_background_is_reopened_although_there_is_room_by_then() {
+    fn a_store_that_failed_in_the_background_is_reopened() {
         let dir = tempfile::tempdir().unwrap();
         let reopening = Reopening::open(&dir.path().join("meta")).unwrap();
         reopening.get().unwrap().cluster.insert("k", "v").unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_reopened_each_time_its_disk_was_full_and_never_after_another_failure() {
+    fn a_store_is_reopened_after_a_full_disk_only() {
         let dir = tempfile::tempdir().unwrap();
         let reopening = Reopening::open(&dir.path().join("meta")).unwrap();
         for kind in [
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_commits_to_full_memtables_do_not_end_flushing() {
+    fn flushing_continues_after_thousands_of_commits_to_full_memtables() {
         const COMMITS: u32 = 10_000;
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("meta")).unwrap();

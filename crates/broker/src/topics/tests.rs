@@ -69,7 +69,7 @@ fn retention_ignores_changes_of_the_wall_clock() {
 }
 
 #[test]
-fn ages_go_on_where_they_were_after_a_restart() {
+fn ages_continue_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
     topics.create("t", 1, an_hour()).unwrap();
@@ -89,7 +89,7 @@ fn ages_go_on_where_they_were_after_a_restart() {
 }
 
 #[test]
-fn nothing_is_remembered_of_the_ages_of_a_deleted_topic() {
+fn the_ages_of_a_deleted_topic_are_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
     let topic = topics.create("t", 1, an_hour()).unwrap();
@@ -122,14 +122,14 @@ const EIO: i32 = 5;
 const BOUND: Duration = Duration::from_secs(60);
 
 /// One topic `t` of one partition, with the threads that sync it.
-struct Scene {
+struct Fixture {
     dir: tempfile::TempDir,
     topics: Topics,
     syncs: Arc<SyncQueue>,
     _threads: SyncThreads,
 }
 
-impl Scene {
+impl Fixture {
     fn new(config: TopicConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ends = SyncedEnds::load(dir.path());
@@ -184,7 +184,7 @@ fn numbered(sequence: i32) -> bytes::Bytes {
 /// Whether `partition` is synced up to `offset`.
 async fn is_synced(partition: &Partition, offset: i64) -> bool {
     let synced = tokio::time::timeout(BOUND, partition.synced(offset));
-    synced.await.expect("it is told")
+    synced.await.expect("the sync has an outcome")
 }
 
 fn synced() -> TopicConfig {
@@ -197,125 +197,125 @@ fn synced() -> TopicConfig {
 #[tokio::test]
 async fn a_batch_not_synced_on_a_full_disk_is_rewritten_before_it_is_acknowledged() {
     for errno in [ENOSPC, EDQUOT] {
-        let scene = Scene::new(synced());
-        scene.append(0).unwrap();
-        assert!(is_synced(&scene.partition(), 1).await);
-        scene.fails(Op::Sync, errno);
-        let old = scene.partition();
-        assert_eq!(scene.append(1).unwrap().sync_to, Some(2));
+        let fixture = Fixture::new(synced());
+        fixture.append(0).unwrap();
+        assert!(is_synced(&fixture.partition(), 1).await);
+        fixture.fails(Op::Sync, errno);
+        let old = fixture.partition();
+        assert_eq!(fixture.append(1).unwrap().sync_to, Some(2));
         assert!(!is_synced(&old, 2).await, "it is not acknowledged");
         assert_eq!(old.condition(), Condition::Full);
         // A repeated batch is no better than a new one, and reads go on.
         for sequence in [1, 2] {
-            let refused = scene.append(sequence).unwrap_err();
+            let refused = fixture.append(sequence).unwrap_err();
             assert!(matches!(refused, AppendError::Full), "{refused}");
         }
         let mut out = bytes::BytesMut::new();
         let read = old.read(0, 1 << 20, true, &mut out).unwrap();
         assert_eq!(read, numbered(0).len());
-        let failed = tokio::time::timeout(Duration::from_millis(50), scene.syncs.failed());
+        let failed = tokio::time::timeout(Duration::from_millis(50), fixture.syncs.failed());
         assert!(failed.await.is_err(), "a full disk is no failed disk");
 
-        scene.fails(Op::Rewrite, errno);
-        assert!(!scene.topics.reopen_full(), "it is still full");
-        scene.fails(Op::Sync, errno);
-        assert!(!scene.topics.reopen_full(), "it is still full");
-        assert!(matches!(scene.append(1), Err(AppendError::Full)));
-        faults::record(scene.dir.path());
-        assert!(scene.topics.reopen_full());
-        let recorded = faults::recorded(scene.dir.path()).into_iter();
+        fixture.fails(Op::Rewrite, errno);
+        assert!(!fixture.topics.reopen_full(), "it is still full");
+        fixture.fails(Op::Sync, errno);
+        assert!(!fixture.topics.reopen_full(), "it is still full");
+        assert!(matches!(fixture.append(1), Err(AppendError::Full)));
+        faults::record(fixture.dir.path());
+        assert!(fixture.topics.reopen_full());
+        let recorded = faults::recorded(fixture.dir.path()).into_iter();
         let written: Vec<_> = recorded
             .map(|(op, ..)| op)
             .filter(|op| matches!(op, Op::Rewrite | Op::Sync))
             .collect();
         assert_eq!(written, [Op::Rewrite, Op::Sync]);
 
-        let new = scene.partition();
+        let new = fixture.partition();
         assert_eq!(new.high_watermark(), 2);
-        let repeated = scene.append(1).unwrap();
+        let repeated = fixture.append(1).unwrap();
         assert_eq!((repeated.base_offset, repeated.sync_to), (1, Some(2)));
         assert!(is_synced(&new, 2).await);
-        assert_eq!(scene.append(2).unwrap().base_offset, 2);
+        assert_eq!(fixture.append(2).unwrap().base_offset, 2);
         assert!(is_synced(&new, 3).await);
         assert!(
             !is_synced(&old, 2).await,
-            "that one was told once and for all"
+            "its outcome was already reported"
         );
-        assert_eq!(scene.topics.totals().0, 3 * numbered(0).len() as u64);
-        scene.topics.close().unwrap();
+        assert_eq!(fixture.topics.totals().0, 3 * numbered(0).len() as u64);
+        fixture.topics.close().unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_batch_lost_to_a_full_disk_is_cut_off_and_never_acknowledged() {
-    let scene = Scene::new(synced());
-    scene.append(0).unwrap();
-    assert!(is_synced(&scene.partition(), 1).await);
-    scene.fails(Op::Sync, ENOSPC);
-    scene.append(1).unwrap();
-    let old = scene.partition();
+    let fixture = Fixture::new(synced());
+    fixture.append(0).unwrap();
+    assert!(is_synced(&fixture.partition(), 1).await);
+    fixture.fails(Op::Sync, ENOSPC);
+    fixture.append(1).unwrap();
+    let old = fixture.partition();
     assert!(!is_synced(&old, 2).await);
     // Like file systems that drop the pages they could not write.
     let path = old.path().join("00000000000000000000.log");
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     file.set_len(numbered(0).len() as u64 + 7).unwrap();
-    assert!(scene.topics.reopen_full());
-    let new = scene.partition();
+    assert!(fixture.topics.reopen_full());
+    let new = fixture.partition();
     assert_eq!(new.high_watermark(), 1);
     for sequence in [1, 2] {
-        let appended = scene.append(sequence).unwrap();
+        let appended = fixture.append(sequence).unwrap();
         assert_eq!(appended.base_offset, i64::from(sequence));
     }
     assert!(is_synced(&new, 3).await);
     assert!(!is_synced(&old, 2).await, "another batch has its offset");
-    assert_eq!(scene.topics.totals().0, 3 * numbered(0).len() as u64);
+    assert_eq!(fixture.topics.totals().0, 3 * numbered(0).len() as u64);
 }
 
 #[tokio::test]
-async fn a_full_disk_at_the_end_of_a_segment_is_waited_for_as_well() {
+async fn a_partition_recovers_from_a_full_disk_at_the_end_of_a_segment() {
     for config in [TopicConfig::default(), synced()] {
         for op in [Op::Sync, Op::SyncDir] {
-            let scene = Scene::new(TopicConfig {
+            let fixture = Fixture::new(TopicConfig {
                 segment_bytes: 2 * numbered(0).len() as u64,
                 ..config
             });
             for sequence in [0, 1] {
-                let appended = scene.append(sequence).unwrap();
+                let appended = fixture.append(sequence).unwrap();
                 if let Some(sync_to) = appended.sync_to {
-                    assert!(is_synced(&scene.partition(), sync_to).await);
+                    assert!(is_synced(&fixture.partition(), sync_to).await);
                 }
             }
-            scene.fails(op, ENOSPC);
-            scene.append(2).unwrap();
-            scene.until(Condition::Full).await;
-            assert!(matches!(scene.append(3), Err(AppendError::Full)));
+            fixture.fails(op, ENOSPC);
+            fixture.append(2).unwrap();
+            fixture.until(Condition::Full).await;
+            assert!(matches!(fixture.append(3), Err(AppendError::Full)));
             // Neither a client nor retention removes a segment meanwhile.
-            let old = scene.partition();
+            let old = fixture.partition();
             assert_eq!(old.delete_records(2).unwrap(), 2);
-            scene.topics.apply_retention_at(MINUTE_MS);
-            assert!(scene.topics.reopen_full());
-            let new = scene.partition();
+            fixture.topics.apply_retention_at(MINUTE_MS);
+            assert!(fixture.topics.reopen_full());
+            let new = fixture.partition();
             assert_eq!((new.log_start(), new.high_watermark()), (2, 3));
-            assert_eq!(scene.append(3).unwrap().base_offset, 3);
+            assert_eq!(fixture.append(3).unwrap().base_offset, 3);
             assert_eq!(new.delete_records(2).unwrap(), 2);
             let files = fs::read_dir(new.path()).unwrap();
             let names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
             assert_eq!(names, ["00000000000000000002.log"]);
-            scene.topics.close().unwrap();
+            fixture.topics.close().unwrap();
         }
     }
 }
 
 #[tokio::test]
 async fn a_disk_that_fails_when_a_partition_is_reopened_takes_it_offline() {
-    let scene = Scene::new(synced());
-    scene.fails(Op::Sync, ENOSPC);
-    scene.append(0).unwrap();
-    scene.until(Condition::Full).await;
-    scene.fails(Op::Rewrite, EIO);
-    assert!(scene.topics.reopen_full(), "it is not tried again");
-    assert_eq!(scene.partition().condition(), Condition::Offline);
-    let cause = tokio::time::timeout(BOUND, scene.syncs.failed());
+    let fixture = Fixture::new(synced());
+    fixture.fails(Op::Sync, ENOSPC);
+    fixture.append(0).unwrap();
+    fixture.until(Condition::Full).await;
+    fixture.fails(Op::Rewrite, EIO);
+    assert!(fixture.topics.reopen_full(), "it is not tried again");
+    assert_eq!(fixture.partition().condition(), Condition::Offline);
+    let cause = tokio::time::timeout(BOUND, fixture.syncs.failed());
     let cause = cause.await.unwrap();
     for part in ["cannot reopen partition 0 of topic t", "os error 5"] {
         assert!(cause.contains(part), "{cause}");
@@ -323,15 +323,15 @@ async fn a_disk_that_fails_when_a_partition_is_reopened_takes_it_offline() {
 }
 
 #[tokio::test]
-async fn a_deleted_topic_is_not_reopened_and_a_shutdown_says_what_was_not_synced() {
-    let scene = Scene::new(synced());
-    scene.fails(Op::Sync, ENOSPC);
-    scene.append(0).unwrap();
-    scene.until(Condition::Full).await;
-    let error = scene.topics.close().unwrap_err();
+async fn a_deleted_topic_is_not_reopened_and_a_shutdown_reports_unsynced_records() {
+    let fixture = Fixture::new(synced());
+    fixture.fails(Op::Sync, ENOSPC);
+    fixture.append(0).unwrap();
+    fixture.until(Condition::Full).await;
+    let error = fixture.topics.close().unwrap_err();
     assert!(is_full(&error), "{error}");
-    let path = scene.partition().path().to_owned();
-    scene.topics.delete("t").unwrap();
-    assert!(scene.topics.reopen_full());
+    let path = fixture.partition().path().to_owned();
+    fixture.topics.delete("t").unwrap();
+    assert!(fixture.topics.reopen_full());
     assert!(!path.exists());
 }

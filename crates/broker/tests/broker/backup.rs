@@ -75,7 +75,7 @@ fn restore(snapshot: &LogsSnapshot, dir: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_has_what_was_there_though_it_is_deleted_while_it_is_read() {
+async fn a_copy_contains_records_that_are_deleted_while_it_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let first = broker(&dir.path().join("first")).await;
     let address = first.address();
@@ -120,7 +120,7 @@ async fn a_copy_has_what_was_there_though_it_is_deleted_while_it_is_read() {
 }
 
 #[test]
-fn nothing_is_restored_outside_of_its_directory_or_in_the_place_of_something() {
+fn a_restore_overwrites_nothing_and_stays_in_its_directory() {
     let dir = tempfile::tempdir().unwrap();
     let mut restore = LogsRestore::begin(dir.path()).unwrap();
     for (topic, partition, base) in [

@@ -146,7 +146,7 @@ async fn records_of_a_megabyte_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idempotent_producer_goes_on_over_a_restart_of_the_broker() {
+async fn an_idempotent_producer_survives_a_broker_restart() {
     let dir = tempfile::tempdir().unwrap();
     let first = broker(dir.path()).await;
     let address = first.address();
@@ -256,11 +256,7 @@ async fn topics_are_created_grown_configured_and_deleted_by_an_admin_client() {
     };
     let validate = AdminOptions::new().validate_only(true);
     outcome(admin.create_topics([&new("t")], &validate).await.unwrap()).unwrap();
-    assert_eq!(
-        broker.stats().partitions,
-        0,
-        "it was asked only whether it could be"
-    );
+    assert_eq!(broker.stats().partitions, 0, "it was only validated");
     let created = admin
         .create_topics([&new("t").set("retention.ms", "5000")], &options)
         .await;
@@ -333,7 +329,7 @@ async fn topics_are_created_grown_configured_and_deleted_by_an_admin_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_topic_is_created_only_where_that_is_switched_on() {
+async fn an_unknown_topic_is_created_only_if_that_is_enabled() {
     let dir = tempfile::tempdir().unwrap();
     for (on, expected) in [(false, 0), (true, 3)] {
         let broker = broker_with(&dir.path().join(on.to_string()), |config| {
@@ -395,7 +391,7 @@ async fn leave(consumer: StreamConsumer) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_shares_its_partitions_and_rebalances_as_members_come_and_go() {
+async fn a_group_rebalances_as_members_join_and_leave() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     create_topic(broker.address(), "shared", 6, &[]).await;
@@ -420,7 +416,7 @@ async fn a_group_shares_its_partitions_and_rebalances_as_members_come_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_goes_on_where_it_committed_also_after_a_restart() {
+async fn a_group_resumes_at_its_commit_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let first = broker(dir.path()).await;
     let address = first.address();

@@ -136,7 +136,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_file_of_the_metadata_is_restored_from_its_copy_or_named() {
+async fn a_damaged_metadata_file_is_restored_from_its_copy_or_reported() {
     let sample = Sample::new(true).await;
     let (mut restored, mut refused) = (0, 0);
     for path in files(&sample.dir.path().join("meta")) {
@@ -189,7 +189,7 @@ fn journal(sample: &Sample) -> (PathBuf, Vec<u8>, Vec<usize>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_byte_that_changes_in_the_journal_of_the_metadata_loses_nothing_silently() {
+async fn a_changed_byte_in_the_metadata_journal_is_detected() {
     let sample = Sample::new(false).await;
     let (file, whole, ends) = journal(&sample);
     let mut refused = 0;
@@ -202,7 +202,7 @@ async fn a_byte_that_changes_in_the_journal_of_the_metadata_loses_nothing_silent
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_journal_of_the_metadata_that_is_deleted_cut_short_zeroed_or_older_is_named() {
+async fn a_deleted_truncated_zeroed_or_older_metadata_journal_is_reported() {
     let sample = Sample::new(false).await;
     let (file, whole, mut ends) = journal(&sample);
     let end = ends.pop().unwrap();

@@ -148,7 +148,7 @@ fn next_offset(consumer: &BaseConsumer) -> Result<i64, KafkaError> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_has_not_logged_in_learns_the_versions_and_nothing_else() {
+async fn a_client_without_a_login_may_only_ask_for_api_versions() {
     let dir = tempfile::tempdir().unwrap();
     let (broker, _) = guarded(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -210,7 +210,7 @@ async fn a_refused_login_ends_its_connection_and_a_second_one_changes_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_listener_of_the_own_process_has_its_own_logins() {
+async fn the_in_process_listener_has_its_own_logins() {
     #[derive(Debug)]
     struct OwnProcess;
 
@@ -250,7 +250,7 @@ async fn the_listener_of_the_own_process_has_its_own_logins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rights_that_are_withdrawn_end_on_open_connections_while_they_wait() {
+async fn withdrawn_rights_end_on_open_connections() {
     let dir = tempfile::tempdir().unwrap();
     let (broker, withdrawn) = guarded(dir.path()).await;
     with_topics(&broker).await;
@@ -326,7 +326,7 @@ async fn ordinary_clients_do_what_their_login_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_are_for_those_whose_login_allows_them() {
+async fn groups_require_the_right_to_use_them() {
     let dir = tempfile::tempdir().unwrap();
     let (broker, _) = guarded(dir.path()).await;
     with_topics(&broker).await;

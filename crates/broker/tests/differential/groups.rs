@@ -20,7 +20,7 @@ use crate::common::topic_name;
 use crate::{Asker, Different, code, compare, text};
 
 #[tokio::test]
-async fn members_join_and_leave_alike() {
+async fn members_join_and_leave_as_on_kafka() {
     compare(
         ask_as_a_member,
         &[
@@ -57,10 +57,7 @@ async fn ask_as_a_member(asker: &mut Asker) {
             request.clone().with_session_timeout_ms(86_400_000),
         ),
         ("no protocols", request.clone().with_protocols(Vec::new())),
-        (
-            "an id of its own",
-            request.clone().with_member_id(text("mine")),
-        ),
+        ("its own id", request.clone().with_member_id(text("mine"))),
     ] {
         let answer = asker.wire.ask(5, &request).await;
         asker.answered(format!("joining with {question}"), code(answer.error_code));
@@ -73,7 +70,7 @@ async fn ask_as_a_member(asker: &mut Asker) {
         answer.generation_id,
         answer.member_id.is_empty(),
     );
-    asker.answered("joining anew", given);
+    asker.answered("joining again", given);
     let request = request.with_member_id(answer.member_id);
     let joined = asker.wire.ask(5, &request).await;
     asker.answered(
@@ -136,7 +133,10 @@ async fn ask_as_a_member(asker: &mut Asker) {
     asker.answered("committing as a stranger", answer);
     let nobody = joined.clone().with_member_id(text(""));
     let answer = commit(asker, &topic, &nobody, -1, 2).await;
-    asker.answered("committing as nobody while there are members", answer);
+    asker.answered(
+        "committing without a member id while there are members",
+        answer,
+    );
 
     let other = join(asker, "g").with_protocol_type(text("connect"));
     let answer = asker.wire.ask(5, &other).await;
@@ -164,26 +164,26 @@ async fn ask_as_a_member(asker: &mut Asker) {
     let answer = describe(asker, "g").await;
     asker.answered("describing a group without members", answer);
     let answer = commit(asker, &topic, &nobody, -1, 3).await;
-    asker.answered("committing as nobody", answer);
+    asker.answered("committing without a member id", answer);
     let answer = commit(asker, &topic, &nobody, 4, 3).await;
-    asker.answered("committing as nobody in a generation", answer);
+    asker.answered("committing without a member id in a generation", answer);
     let answer = committed(asker, "g", &topic).await;
     asker.answered("what was committed", answer);
     let answer = delete_group(asker, "g").await;
     asker.answered("deleting a group", answer);
     let answer = committed(asker, "g", &topic).await;
-    asker.answered("what is left of it", answer);
+    asker.answered("the remaining group", answer);
 }
 
 #[tokio::test]
-async fn groups_that_do_not_exist_are_answered_alike() {
+async fn missing_groups_are_answered_as_on_kafka() {
     compare(
         ask_of_nothing,
         &[Different {
             question: "committing as somebody",
             embedded: r#""UnknownMemberId""#,
             kafka: r#""IllegalGeneration""#,
-            because: "a client joins anew after either",
+            because: "a client joins again after either",
         }],
     )
     .await;

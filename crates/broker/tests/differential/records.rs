@@ -20,7 +20,7 @@ use crate::{Asker, Different, code, compare, is_starting};
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
 #[tokio::test]
-async fn batches_are_taken_and_refused_alike() {
+async fn batches_are_accepted_and_refused_as_on_kafka() {
     compare(
         ask_to_produce,
         &[
@@ -28,7 +28,7 @@ async fn batches_are_taken_and_refused_alike() {
                 question: "producing a record of tomorrow",
                 embedded: r#"("OK", Some(3))"#,
                 kafka: r#"("InvalidTimestamp", None)"#,
-                because: "nobody looks into a batch here: its timestamps are the client's",
+                because: "the broker does not decode the batch: its timestamps are the client's",
             },
             Different {
                 question: "producing no batch",
@@ -115,7 +115,7 @@ async fn ask_to_produce(asker: &mut Asker) {
         ("its repeat", 0, 0),
         ("the next", 0, 1),
         ("one with a gap", 0, 3),
-        ("one of a newer epoch that does not begin anew", 1, 2),
+        ("one of a newer epoch that does not start at zero", 1, 2),
         ("one of a newer epoch", 1, 0),
         ("one of the older epoch", 0, 2),
         ("the newer epoch's next", 1, 1),
@@ -163,7 +163,7 @@ async fn produce(
 }
 
 #[tokio::test]
-async fn records_are_fetched_found_and_deleted_alike() {
+async fn records_are_fetched_found_and_deleted_as_on_kafka() {
     compare(
         ask_to_read,
         &[Different {

@@ -20,14 +20,14 @@ const SET: i8 = 0;
 const DELETE: i8 = 1;
 
 #[tokio::test]
-async fn topics_are_made_grown_and_deleted_alike() {
+async fn topics_are_created_extended_and_deleted_as_on_kafka() {
     compare(
         ask_for_topics,
         &[Different {
             question: "looking at an impossible topic",
             embedded: r#"("UnknownTopicOrPartition", 0, true)"#,
             kafka: r#"("InvalidTopicException", 0, true)"#,
-            because: "no topic has that name; both say that there is none",
+            because: "no topic has that name; both report it missing",
         }],
     )
     .await;
@@ -115,7 +115,7 @@ async fn ask_for_topics(asker: &mut Asker) {
 }
 
 #[tokio::test]
-async fn settings_are_described_and_changed_alike() {
+async fn settings_are_described_and_changed_as_on_kafka() {
     compare(
         ask_for_settings,
         &[
@@ -171,7 +171,7 @@ async fn settings_are_described_and_changed_alike() {
                 question: "changing by an unknown operation",
                 embedded: r#""InvalidConfig""#,
                 kafka: r#""UnknownServerError""#,
-                because: "Kafka's is an oversight of its own",
+                because: "Kafka's answer is a bug",
             },
             Different {
                 question: "changing to nothing",

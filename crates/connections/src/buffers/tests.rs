@@ -71,7 +71,7 @@ async fn slow_transfers_keep_more_than_half_while_they_progress_and_none_waits()
 }
 
 #[tokio::test]
-async fn transfers_that_wait_for_each_other_do_not_wait_for_good() {
+async fn transfers_do_not_deadlock() {
     let buffers = Buffers::new(4 * MIB);
     let (first, first_end) = transfer(&buffers, MIB, 1).await;
     let (second, second_end) = transfer(&buffers, 3 * MIB, 3 * MIB).await;
@@ -92,7 +92,7 @@ async fn transfers_that_wait_for_each_other_do_not_wait_for_good() {
 }
 
 #[tokio::test]
-async fn requests_that_all_need_more_than_half_do_not_wait_for_good() {
+async fn requests_that_need_more_than_half_do_not_deadlock() {
     // As two of the largest control requests do at the lowest limit, which is twice what each needs beyond its own size.
     let buffers = Buffers::new(16 * MIB);
     let mut waiting = JoinSet::new();

@@ -121,7 +121,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_journal_that_lost_synced_batches_refuses_the_start_and_is_named() {
+fn a_journal_that_lost_synced_batches_refuses_the_start() {
     let dir = temporary();
     let store = Store::open(dir.path()).unwrap();
     let journal = journal::path(dir.path(), 0);
@@ -157,7 +157,7 @@ fn a_journal_that_lost_synced_batches_refuses_the_start_and_is_named() {
 }
 
 #[test]
-fn a_start_succeeds_after_any_power_loss_of_record_and_journal() {
+fn a_start_succeeds_after_any_power_loss() {
     let dir = temporary();
     let store = Store::open(dir.path()).unwrap();
     let mut records = vec![fs::read(record::path(dir.path())).unwrap()];

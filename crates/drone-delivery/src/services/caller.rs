@@ -66,7 +66,7 @@ pub enum CallError {
     Key,
     /// The account service only checks accounts, and no other service does.
     #[error("the service does not support this request")]
-    Unfit,
+    Unsupported,
     /// The request was accepted and left unanswered.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
@@ -100,7 +100,7 @@ impl Caller {
         };
         let is_check = matches!(action, CallAction::Check { .. });
         if is_check != (service == Service::Account) {
-            return Err(CallError::Unfit);
+            return Err(CallError::Unsupported);
         }
         let site = self.site.upgrade().ok_or(Unanswered)?;
         let answer = Call { service, action }.apply_fate(&site).await?;

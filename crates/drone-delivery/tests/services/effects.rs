@@ -72,7 +72,7 @@ async fn accounts_are_checked_without_effect() {
 }
 
 #[tokio::test]
-async fn third_party_transport_is_booked_only_where_it_is_needed() {
+async fn third_party_transport_is_booked_only_if_needed() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let path = "/api/ThirdPartyDeliveries/op";
@@ -174,7 +174,7 @@ async fn steps_beyond_the_limit_of_the_ledger_are_refused() {
 }
 
 #[tokio::test]
-async fn concurrent_twins_make_one_effect_also_over_http_2() {
+async fn concurrent_duplicates_have_one_effect_also_over_http2() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let http2 = Client::builder()

@@ -9,7 +9,7 @@ use waybill_drone_delivery::services::{Faults, Services};
 use crate::site::{SILENCE, Site, code, config, directory, entry};
 
 #[tokio::test]
-async fn a_page_of_another_site_sets_no_faults() {
+async fn a_page_of_another_origin_sets_no_faults() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let own = site.url("");
@@ -113,7 +113,7 @@ async fn a_key_is_refused_each_time_or_never() {
 }
 
 #[tokio::test]
-async fn a_hang_answers_nothing_and_does_nothing() {
+async fn a_hang_sends_no_answer_and_has_no_effect() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     site.faults("package", json!({ "hangRate": 1 })).await;
@@ -124,7 +124,7 @@ async fn a_hang_answers_nothing_and_does_nothing() {
 }
 
 #[tokio::test]
-async fn do_then_time_out_makes_the_effect_and_answers_nothing() {
+async fn do_then_time_out_has_an_effect_and_sends_no_answer() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     site.faults("package", json!({ "doThenTimeoutRate": 1 }))
@@ -168,7 +168,7 @@ async fn latency_also_applies_to_undos_and_probes() {
 }
 
 #[tokio::test]
-async fn a_refused_undo_leaves_the_effect_standing_and_hits_nothing_else() {
+async fn a_refused_undo_keeps_its_effect() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let path = "/api/DroneDeliveries/d";
@@ -181,8 +181,8 @@ async fn a_refused_undo_leaves_the_effect_standing_and_hits_nothing_else() {
         let refused = site.send("DELETE", path, key, json!(null)).await;
         assert_eq!(code(refused).await, (409, "undo-refused".to_owned()));
     }
-    let stands = site.send("GET", path, "op-2/drone", json!(null)).await;
-    assert_eq!(stands.status(), StatusCode::OK);
+    let probed = site.send("GET", path, "op-2/drone", json!(null)).await;
+    assert_eq!(probed.status(), StatusCode::OK);
     let again = site.send("DELETE", path, "op-1/drone", json!(null)).await;
     assert_eq!(again.status(), StatusCode::NO_CONTENT);
     assert_eq!(site.all_entries("op-3").await, []);
@@ -197,7 +197,7 @@ async fn a_refused_undo_leaves_the_effect_standing_and_hits_nothing_else() {
 }
 
 #[tokio::test]
-async fn an_undo_is_refused_each_time_or_never_and_not_just_where_nothing_was_made() {
+async fn an_undo_is_refused_always_or_never() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let rates = json!({ "refuseRate": 0.5, "undoRefuseRate": 0.5 });
@@ -259,7 +259,7 @@ async fn hanging_requests_do_not_hold_up_the_shutdown() {
 }
 
 #[tokio::test]
-async fn putting_faults_changes_only_the_named_ones_and_deleting_resets_them() {
+async fn put_changes_the_named_faults_and_delete_resets_all() {
     let directory = directory();
     let mut config = config(directory.path());
     config.faults.drone = Faults {
@@ -289,7 +289,7 @@ async fn putting_faults_changes_only_the_named_ones_and_deleting_resets_them() {
 }
 
 #[tokio::test]
-async fn wrong_faults_are_named_and_change_nothing() {
+async fn invalid_faults_are_refused_by_name() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let before = site.get("/faults/drone").await;

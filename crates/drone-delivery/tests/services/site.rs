@@ -88,7 +88,7 @@ impl Site {
     pub async fn all_entries(&self, operation: &str) -> Vec<(String, &'static str)> {
         let path = format!("/ledger?operation={operation}&tombstones=true");
         let entries = self.get(&path).await;
-        let said = |entry: &Value| match (
+        let outcome = |entry: &Value| match (
             entry["action"].as_str(),
             entry["repeat"] == true,
             entry["tombstone"] == true,
@@ -107,7 +107,7 @@ impl Site {
             .iter()
             .map(|entry| {
                 let step = entry["step"].as_str().expect("a step");
-                (step.to_owned(), said(entry))
+                (step.to_owned(), outcome(entry))
             })
             .collect()
     }

@@ -17,7 +17,7 @@ const EFFECTS: [(&str, &str); 4] = [
 ];
 
 #[tokio::test]
-async fn an_undo_is_counted_once_and_bars_the_key() {
+async fn an_undo_is_counted_once_and_blocks_the_key() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let (path, key) = ("/api/DroneDeliveries/d", "op/drone");
@@ -47,7 +47,7 @@ async fn an_undo_is_counted_once_and_bars_the_key() {
 }
 
 #[test]
-fn an_undo_that_comes_first_bars_the_key_also_after_a_restart() {
+fn an_early_undo_blocks_the_key_even_after_a_restart() {
     let directory = directory();
     let (path, key) = ("/api/Deliveries/d", "op/delivery");
     let first = Runtime::new().expect("a runtime");
@@ -92,7 +92,7 @@ fn an_undo_that_comes_first_bars_the_key_also_after_a_restart() {
 }
 
 #[tokio::test]
-async fn every_effect_is_probed_and_undone_where_it_was_made() {
+async fn every_effect_is_probed_and_undone_at_its_service() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     for (path, step) in EFFECTS {
@@ -103,9 +103,9 @@ async fn every_effect_is_probed_and_undone_where_it_was_made() {
         let made = site.send("PUT", path, &key, locations("a", "remote")).await;
         assert_eq!(made.status(), StatusCode::CREATED);
         for _ in 0..2 {
-            let stands = probe().await;
-            assert_eq!(stands.status(), StatusCode::OK);
-            assert_eq!(stands.headers()["content-type"], "application/json");
+            let probed = probe().await;
+            assert_eq!(probed.status(), StatusCode::OK);
+            assert_eq!(probed.headers()["content-type"], "application/json");
         }
         assert_eq!(
             made.bytes().await.expect("a body"),
@@ -117,7 +117,7 @@ async fn every_effect_is_probed_and_undone_where_it_was_made() {
     }
     let all: Vec<_> = EFFECTS
         .into_iter()
-        .flat_map(|(_, step)| ["made", "undone"].map(|said| (step.to_owned(), said)))
+        .flat_map(|(_, step)| ["made", "undone"].map(|outcome| (step.to_owned(), outcome)))
         .collect();
     assert_eq!(site.all_entries("op").await, all);
 }
@@ -139,7 +139,7 @@ async fn a_probe_sees_only_its_own_key_at_its_own_service() {
 }
 
 #[tokio::test]
-async fn an_unneeded_transport_has_no_effect_and_its_undo_bars_it() {
+async fn an_unneeded_transport_has_no_effect_and_its_undo_blocks_it() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let (path, key) = ("/api/ThirdPartyDeliveries/t", "op/third-party");
@@ -157,7 +157,7 @@ async fn an_unneeded_transport_has_no_effect_and_its_undo_bars_it() {
 }
 
 #[tokio::test]
-async fn an_undo_and_its_forward_action_end_undone_in_whatever_order_they_come() {
+async fn undo_and_forward_action_end_undone_in_either_order() {
     const RACES: u64 = 200;
     let directory = directory();
     let site = Site::start(directory.path()).await;

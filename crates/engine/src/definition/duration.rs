@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_what_was_expected() {
+    fn an_invalid_duration_is_refused_with_the_expected_form() {
         for text in [
             "",
             "5",

@@ -94,15 +94,15 @@ impl OpenBatch {
     /// Adds an operation if it has pending effects, or if it begins to leave memory.
     pub(super) fn take_in(
         &mut self,
-        live: &mut ResidentOperation,
+        resident: &mut ResidentOperation,
         left_before: Option<BatchNumber>,
     ) {
-        if !live.pending.listed && !live.pending.is_empty() {
-            live.pending.listed = true;
-            self.changed.push(live.id);
+        if !resident.pending.listed && !resident.pending.is_empty() {
+            resident.pending.listed = true;
+            self.changed.push(resident.id);
         }
-        if live.leaving == Some(self.number) && left_before != live.leaving {
-            self.departures.push(live.id);
+        if resident.leaving == Some(self.number) && left_before != resident.leaving {
+            self.departures.push(resident.id);
         }
     }
 
@@ -185,23 +185,23 @@ impl PartitionEngine {
     }
 
     fn add_commands(&mut self, id: OperationId, now: Timestamp, commands: &mut Commands) {
-        let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
+        let Some(Entry::Resident(resident)) = self.entries.get_mut(&id) else {
             return;
         };
-        let pending = std::mem::take(&mut live.pending);
-        let is_final = live.state.state.is_final();
-        if let Some(due) = live.state.next_due
+        let pending = std::mem::take(&mut resident.pending);
+        let is_final = resident.state.state.is_final();
+        if let Some(due) = resident.state.next_due
             && pending.write
-            && live.state.handed_off
+            && resident.state.handed_off
             && !is_final
         {
             let at = index_at(due, now);
-            let leaves = live.leaving.is_some();
+            let leaves = resident.leaving.is_some();
             if leaves {
-                live.state.next_due = Some(at);
+                resident.state.next_due = Some(at);
             }
-            if leaves || live.indexed.is_none_or(|indexed| indexed > at) {
-                live.indexed = Some(at);
+            if leaves || resident.indexed.is_none_or(|indexed| indexed > at) {
+                resident.indexed = Some(at);
                 commands.index.push(Command::Index {
                     due: at,
                     operation: id,
@@ -217,13 +217,13 @@ impl PartitionEngine {
         if pending.write {
             commands.rows.push(Command::Persist(Box::new(RowChange {
                 id,
-                created: pending.write_created.then(|| Arc::clone(&live.created)),
-                state: live.state.clone(),
+                created: pending.write_created.then(|| Arc::clone(&resident.created)),
+                state: resident.state.clone(),
                 stamp: self.last_stamp,
-                keep_for: live.keep_for(&self.config),
+                keep_for: resident.keep_for(&self.config),
             })));
         }
-        messages::add(live, pending, &self.ownership, &mut commands.sends);
+        messages::add(resident, pending, &self.ownership, &mut commands.sends);
     }
 
     pub(super) fn settled(&mut self, batch: BatchNumber) {
@@ -257,17 +257,17 @@ impl PartitionEngine {
             self.recoveries.done(offset);
         }
         for id in batch.departures {
-            let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
+            let Some(Entry::Resident(resident)) = self.entries.get_mut(&id) else {
                 continue;
             };
             // After a hand-off the store has the operation, even if a reply has kept it in memory
             // since. (Its request may have been read again since, and be part of a later batch.)
-            if let Some((priority, offset)) = live.held.take() {
+            if let Some((priority, offset)) = resident.held.take() {
                 self.requests[priority].finished.done(offset);
                 self.requests[priority].consumed.done(offset);
             }
-            if live.leaving == Some(batch.number) {
-                self.bytes -= live.bytes;
+            if resident.leaving == Some(batch.number) {
+                self.bytes -= resident.bytes;
                 self.entries.remove(&id);
             }
         }

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancel_is_remembered_for_as_long_as_its_create_may_be_young() {
+    fn an_early_cancel_is_remembered_while_its_create_counts_as_new() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
         let at_most = fresh_for + CLOCKS_AHEAD_MAX;
         let mut cancels = EarlyCancels::default();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn of_more_than_are_remembered_nothing_older_counts_as_young() {
+    fn creates_older_than_a_forgotten_cancel_do_not_count_as_new() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
         let mut cancels = EarlyCancels::default();
         for number in 0..=KEPT_MAX {

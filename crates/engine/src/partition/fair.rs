@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_take_turns_and_each_keeps_its_order() {
+    fn requests_are_admitted_tenant_by_tenant_and_in_order_within_each() {
         use Priority::Normal as O;
         let waiting = [
             (O, "flood", 1),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn high_priority_requests_go_first_but_for_the_share_of_the_others() {
+    fn high_priority_requests_are_admitted_first_by_weight() {
         use Priority::{High as X, Normal as O};
         let waiting = [
             (O, "a", 1),
@@ -259,13 +259,13 @@ mod tests {
         assert_eq!(
             order(queue(2, &waiting)),
             [11, 12, 1, 13, 14, 2, 15, 3],
-            "two for one, and the rest when nobody else waits"
+            "two for one, and the rest once no other request waits"
         );
         assert_eq!(order(queue(9, &waiting))[..5], [11, 12, 13, 14, 15]);
     }
 
     #[test]
-    fn what_waits_is_counted_by_priority_and_found_where_it_lies() {
+    fn waiting_requests_are_counted_by_priority_and_found_by_offset() {
         use Priority::{High as X, Normal as O};
         let mut queue = queue(1, &[(O, "a", 1), (X, "b", 1), (O, "c", 2)]);
         let of = |queue: &FairQueue, priority| {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amendment_in_another_name_overtakes_no_create() {
+    fn an_amendment_of_another_tenant_does_not_overtake_a_create() {
         let priority = Priority::Normal;
         let mut queue = queue(1, &[(priority, "a", 1), (priority, "a", 2)]);
         let id = OperationId(Uuid::from_u128(9));

@@ -129,7 +129,7 @@ impl PartitionEngine {
                 }
             }
         }
-        self.with_live(id, now, |live, cx| live.due(cx));
+        self.with_resident(id, now, |resident, cx| resident.due(cx));
         self.forget_if_unchanged(id);
     }
 
@@ -204,43 +204,45 @@ impl PartitionEngine {
         let written_at = row.state.updated_at;
         let was_left_cleanly = is_final || row.state.locked_by.is_none();
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
-        let mut live = ResidentOperation::load(row, &self.workflows, now);
+        let mut resident = ResidentOperation::load(row, &self.workflows, now);
         // Also write the immutable columns with this owner's stamp, so that no late write of a
         // previous owner can replace the announced values: its create of the same operation has
         // another time.
-        live.pending.write_created = !is_own;
+        resident.pending.write_created = !is_own;
         if is_final {
             if !is_own {
-                live.pending.write = true;
-                live.state.epoch = self.ownership.epoch;
+                resident.pending.write = true;
+                resident.state.epoch = self.ownership.epoch;
             }
-            live.pending.announce = !is_own;
-            live.pending.failed = !is_own && live.state.error.is_some();
-            live.leaving = Some(self.open.number);
-            self.open.take_in(&mut live, None);
+            resident.pending.announce = !is_own;
+            resident.pending.failed = !is_own && resident.state.error.is_some();
+            resident.leaving = Some(self.open.number);
+            self.open.take_in(&mut resident, None);
         }
-        self.bytes += live.bytes;
-        self.entries.insert(id, Entry::Resident(Box::new(live)));
+        self.bytes += resident.bytes;
+        self.entries.insert(id, Entry::Resident(Box::new(resident)));
         if !is_own {
             self.stats.resumed += 1;
         }
         if !is_own && !is_final {
-            self.with_live(id, now, |live, cx| live.resume(cx));
+            self.with_resident(id, now, |resident, cx| resident.resume(cx));
         }
         if written_at.since(now) >= BACK_MIN {
-            self.with_live(id, now, |live, cx| live.time_went_back(written_at, cx));
+            self.with_resident(id, now, |resident, cx| {
+                resident.time_went_back(written_at, cx)
+            });
         }
     }
 
     /// Drops a loaded operation that did not change, if the deadline index still has an entry for
     /// it. The store has all of its state, so even its request is done.
     fn forget_if_unchanged(&mut self, id: OperationId) {
-        let Some(Entry::Resident(live)) = self.entries.get(&id) else {
+        let Some(Entry::Resident(resident)) = self.entries.get(&id) else {
             return;
         };
-        if live.is_handed_off_unchanged() {
-            self.open.done.requests.extend(live.held);
-            self.bytes -= live.bytes;
+        if resident.is_handed_off_unchanged() {
+            self.open.done.requests.extend(resident.held);
+            self.bytes -= resident.bytes;
             self.entries.remove(&id);
         }
     }

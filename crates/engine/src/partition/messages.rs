@@ -28,39 +28,39 @@ pub(super) const RECEIVED_SEQUENCE: u32 = 1;
 
 /// Adds all pending messages of an operation.
 pub(super) fn add(
-    live: &ResidentOperation,
+    resident: &ResidentOperation,
     pending: Pending,
     ownership: &Ownership,
     sends: &mut Vec<Command>,
 ) {
     if pending.received {
-        sends.push(Command::Send(received(live)));
+        sends.push(Command::Send(received(resident)));
     }
     for index in pending.statuses.iter() {
         // The step may have left this state by now.
-        if needs_status(live.state.steps[index].state) {
-            sends.push(Command::Send(step_status(live, index)));
+        if needs_status(resident.state.steps[index].state) {
+            sends.push(Command::Send(step_status(resident, index)));
         }
     }
     if pending.failed {
-        sends.extend(failed_operation(live).map(Command::Send));
+        sends.extend(failed_operation(resident).map(Command::Send));
     }
     for index in pending.waiting.iter() {
         // As above.
-        if live.keeps_failing(index) {
-            sends.push(Command::Send(waiting_alert(live, index)));
+        if resident.keeps_failing(index) {
+            sends.push(Command::Send(waiting_alert(resident, index)));
         }
     }
     if pending.announce {
-        sends.extend(parked_alert(live).map(Command::Send));
-        sends.push(Command::Send(final_status(live)));
-        sends.extend(owner_notice(live).map(Command::Send));
+        sends.extend(parked_alert(resident).map(Command::Send));
+        sends.push(Command::Send(final_status(resident)));
+        sends.extend(owner_notice(resident).map(Command::Send));
     }
-    if let Some(workflow) = live.workflow.as_deref() {
+    if let Some(workflow) = resident.workflow.as_deref() {
         let asked = pending.ask.iter();
         sends.extend(
             asked
-                .filter_map(|index| step_request(live, workflow, index, ownership))
+                .filter_map(|index| step_request(resident, workflow, index, ownership))
                 .map(Command::Send),
         );
     }
@@ -68,19 +68,19 @@ pub(super) fn add(
 
 /// The request for a step's attempt in progress; `None` if there is none.
 fn step_request(
-    live: &ResidentOperation,
+    resident: &ResidentOperation,
     workflow: &Workflow,
     index: usize,
     ownership: &Ownership,
 ) -> Option<Message> {
-    let (created, state) = (&live.created, &live.state);
+    let (created, state) = (&resident.created, &resident.state);
     let progress = &state.steps[index];
     if state.state.is_final() {
         return None;
     }
     let step = &workflow.steps()[index];
     Some(Message::Step(StepRequest {
-        operation: live.id,
+        operation: resident.id,
         workflow: Arc::clone(&created.workflow),
         step: Arc::clone(&step.name),
         agent: Arc::clone(step.agent_for(progress.action)),
@@ -100,16 +100,16 @@ fn step_request(
 
 /// A status record with the operation's current values.
 fn status(
-    live: &ResidentOperation,
+    resident: &ResidentOperation,
     kind: StatusKind,
     sequence: u32,
     at: Timestamp,
 ) -> OperationStatus {
-    let (created, state) = (&live.created, &live.state);
+    let (created, state) = (&resident.created, &resident.state);
     let cause = state.failure();
     OperationStatus {
-        event_id: live.id.event_id(&format!("status-{sequence}")),
-        operation: live.id,
+        event_id: resident.id.event_id(&format!("status-{sequence}")),
+        operation: resident.id,
         caller_id: created.caller_id.clone(),
         workflow: created.workflow.to_string(),
         tenant: created.tenant.to_string(),
@@ -126,21 +126,21 @@ fn status(
     }
 }
 
-fn final_status(live: &ResidentOperation) -> Message {
-    let (sequence, at) = (live.state.sequence, live.state.updated_at);
-    Message::Status(Box::new(status(live, StatusKind::Final, sequence, at)))
+fn final_status(resident: &ResidentOperation) -> Message {
+    let (sequence, at) = (resident.state.sequence, resident.state.updated_at);
+    Message::Status(Box::new(status(resident, StatusKind::Final, sequence, at)))
 }
 
 /// The notice about the operation's end for its contacts; `None` if it has none. Its event id
 /// contains the sequence number of the final status record.
-fn owner_notice(live: &ResidentOperation) -> Option<Message> {
-    let (created, state) = (&live.created, &live.state);
+fn owner_notice(resident: &ResidentOperation) -> Option<Message> {
+    let (created, state) = (&resident.created, &resident.state);
     if created.notify.is_empty() {
         return None;
     }
     Some(Message::Owner(Box::new(OwnerNotice {
-        event_id: live.id.event_id(&format!("owner-{}", state.sequence)),
-        operation: live.id,
+        event_id: resident.id.event_id(&format!("owner-{}", state.sequence)),
+        operation: resident.id,
         caller_id: created.caller_id.clone(),
         workflow: created.workflow.to_string(),
         tenant: created.tenant.to_string(),
@@ -150,24 +150,24 @@ fn owner_notice(live: &ResidentOperation) -> Option<Message> {
     })))
 }
 
-fn received(live: &ResidentOperation) -> Message {
-    let at = live.created.created_at;
+fn received(resident: &ResidentOperation) -> Message {
+    let at = resident.created.created_at;
     Message::Status(Box::new(OperationStatus {
         state: ProcessState::Processing,
         error: None,
         failing_step: None,
-        ..status(live, StatusKind::Received, RECEIVED_SEQUENCE, at)
+        ..status(resident, StatusKind::Received, RECEIVED_SEQUENCE, at)
     }))
 }
 
-fn step_status(live: &ResidentOperation, index: usize) -> Message {
-    let step = &live.state.steps[index];
-    let name = live.created.step_names[index].to_string();
+fn step_status(resident: &ResidentOperation, index: usize) -> Message {
+    let step = &resident.state.steps[index];
+    let name = resident.created.step_names[index].to_string();
     Message::Status(Box::new(OperationStatus {
         error: step.error.clone(),
         failing_step: step.error.as_ref().map(|_| name.clone()),
         step: Some((name, step.state)),
-        ..status(live, StatusKind::Step, step.sequence, step.changed_at)
+        ..status(resident, StatusKind::Step, step.sequence, step.changed_at)
     }))
 }
 
@@ -292,11 +292,11 @@ pub(super) fn rejected_status(
 }
 
 /// The record of an operation that failed for good; `None` if it did not.
-fn failed_operation(live: &ResidentOperation) -> Option<Message> {
-    let (created, state) = (&live.created, &live.state);
+fn failed_operation(resident: &ResidentOperation) -> Option<Message> {
+    let (created, state) = (&resident.created, &resident.state);
     let failed = state.error.as_ref()?;
     let agent = failed.step.as_deref().and_then(|name| {
-        let workflow = live.workflow.as_deref()?;
+        let workflow = resident.workflow.as_deref()?;
         let index = workflow.step_index(name)?;
         Some(workflow.steps()[index].agent.to_string())
     });
@@ -306,8 +306,8 @@ fn failed_operation(live: &ResidentOperation) -> Option<Message> {
     });
     let steps = || created.step_names.iter().zip(&state.steps);
     Some(Message::Failed(Box::new(FailedOperation {
-        event_id: failure_id(live.id, state.failed_count),
-        operation: live.id,
+        event_id: failure_id(resident.id, state.failed_count),
+        operation: resident.id,
         caller_id: created.caller_id.clone(),
         workflow: created.workflow.to_string(),
         workflow_version: created.workflow_version,
@@ -336,8 +336,8 @@ fn failed_operation(live: &ResidentOperation) -> Option<Message> {
 }
 
 /// The alert about a parked operation; `None` if it is not parked.
-fn parked_alert(live: &ResidentOperation) -> Option<Message> {
-    let state = &live.state;
+fn parked_alert(resident: &ResidentOperation) -> Option<Message> {
+    let state = &resident.state;
     let (kind, cause, advice) = match state.state {
         ProcessState::Error => (
             AlertKind::OperationParked,
@@ -371,36 +371,46 @@ fn parked_alert(live: &ResidentOperation) -> Option<Message> {
     Some(Message::Alert(Box::new(OperatorAlert {
         step: cause.and_then(|cause| cause.step.clone()),
         error: cause.map(|cause| cause.error.clone()),
-        ..alert(live, kind, &format!("parked-{}", state.sequence), advice)
+        ..alert(
+            resident,
+            kind,
+            &format!("parked-{}", state.sequence),
+            advice,
+        )
     })))
 }
 
 /// The alert about a step that keeps failing and is retried at long intervals.
-fn waiting_alert(live: &ResidentOperation, index: usize) -> Message {
-    let step = &live.state.steps[index];
+fn waiting_alert(resident: &ResidentOperation, index: usize) -> Message {
+    let step = &resident.state.steps[index];
     let advice = "Fix the agent's service. The engine retries the step with long waits.";
-    let name = live.created.step_names[index].to_string();
+    let name = resident.created.step_names[index].to_string();
     let event = format!("waiting-{name}-{}", step.attempt);
     Message::Alert(Box::new(OperatorAlert {
         step: Some(name),
         error: step.error.clone(),
         at: step.changed_at,
-        ..alert(live, AlertKind::Waiting, &event, advice)
+        ..alert(resident, AlertKind::Waiting, &event, advice)
     }))
 }
 
-fn alert(live: &ResidentOperation, kind: AlertKind, event: &str, advice: &str) -> OperatorAlert {
+fn alert(
+    resident: &ResidentOperation,
+    kind: AlertKind,
+    event: &str,
+    advice: &str,
+) -> OperatorAlert {
     OperatorAlert {
-        event_id: live.id.event_id(event),
+        event_id: resident.id.event_id(event),
         kind,
-        operation: live.id,
-        caller_id: live.created.caller_id.clone(),
-        workflow: live.created.workflow.to_string(),
-        tenant: live.created.tenant.to_string(),
+        operation: resident.id,
+        caller_id: resident.created.caller_id.clone(),
+        workflow: resident.created.workflow.to_string(),
+        tenant: resident.created.tenant.to_string(),
         step: None,
         error: None,
         advice: advice.to_owned(),
-        at: live.state.updated_at,
+        at: resident.state.updated_at,
     }
 }
 

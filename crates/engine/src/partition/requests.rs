@@ -73,7 +73,9 @@ impl PartitionEngine {
         };
         let in_memory = self.entries.iter().find_map(|(id, entry)| {
             let (holds, since) = match entry {
-                Entry::Resident(live) => (live.held == Some((priority, low)), live.since),
+                Entry::Resident(resident) => {
+                    (resident.held == Some((priority, low)), resident.since)
+                }
                 Entry::Loading(loading) => (loading.has_request(priority, low), loading.since),
             };
             holds.then(|| held(*id, since, false))

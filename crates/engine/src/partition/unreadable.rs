@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_kept_up_to_a_bound_of_bytes_which_those_that_were_handed_over_free_again() {
+    fn kept_replies_are_bounded_by_bytes() {
         let mut rows = UnreadableRows::new(OwnerId(Uuid::from_u128(1)));
         for number in 0..10 {
             rows.remember(id(number), Timestamp::default());
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_rows_are_remembered_than_the_bound() {
+    fn the_number_of_unreadable_rows_is_bounded() {
         let mut rows = UnreadableRows::new(OwnerId(Uuid::from_u128(1)));
         for number in 0..=ROWS_MAX as u128 {
             rows.remember(id(number), Timestamp::default());

@@ -21,7 +21,7 @@ fn key(id: OperationId) -> KeyHash {
 }
 
 #[test]
-fn an_operation_has_one_shard_which_reads_its_partition_and_takes_its_records() {
+fn each_operation_belongs_to_one_shard_of_its_partition() {
     for (partitions, shards) in [(1, 1), (4, 1), (4, 2), (3, 5)] {
         let scheme = scheme(partitions, shards);
         let mut met = std::collections::BTreeSet::new();
@@ -43,7 +43,7 @@ fn an_operation_has_one_shard_which_reads_its_partition_and_takes_its_records() 
 }
 
 #[test]
-fn a_record_in_a_partition_that_is_not_its_own_has_one_taker_there() {
+fn a_misrouted_record_belongs_to_one_shard_of_its_partition() {
     let scheme = scheme(4, 3);
     for id in ids() {
         let elsewhere = PartitionId((partition_for(id, 4).0 + 1) % 4);
@@ -53,7 +53,7 @@ fn a_record_in_a_partition_that_is_not_its_own_has_one_taker_there() {
 }
 
 #[test]
-fn a_shard_follows_those_that_had_its_operations() {
+fn a_shard_follows_its_parents() {
     for (before, after) in [(1, 2), (2, 1), (2, 6), (6, 2), (1, 1), (5, 1)] {
         let (before, after) = (scheme(4, before), scheme(4, after));
         after.may_follow(before).unwrap();
@@ -70,7 +70,7 @@ fn a_shard_follows_those_that_had_its_operations() {
         assert_eq!(
             followed,
             before.all().collect::<Vec<_>>(),
-            "nobody is left out"
+            "no shard is left out"
         );
     }
     assert_eq!(
@@ -91,7 +91,7 @@ fn a_number_that_is_neither_a_multiple_nor_a_divisor_is_refused() {
 }
 
 #[test]
-fn a_merging_shard_passes_what_those_it_follows_had_done_and_nothing_else() {
+fn a_merged_shard_skips_only_records_that_its_parents_finished() {
     let before = scheme(1, 2);
     let resume = |shard, requests, replies, recoveries| ResumeOffsets {
         scheme: before,
@@ -157,7 +157,7 @@ fn a_split_shard_has_nothing_to_skip() {
 }
 
 #[test]
-fn a_shard_that_was_followed_again_and_again_counts_once() {
+fn repeated_resume_offsets_of_a_shard_count_once() {
     let resume = |requests, replies| ResumeOffsets {
         scheme: scheme(1, 2),
         shard: ShardId(1),
@@ -176,7 +176,7 @@ fn a_shard_that_was_followed_again_and_again_counts_once() {
 }
 
 #[test]
-fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
+fn no_record_of_a_distrusted_log_counts_as_done() {
     let resume = ResumeOffsets {
         scheme: scheme(1, 1),
         shard: ShardId(0),
@@ -195,7 +195,7 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
 }
 
 #[test]
-fn shards_of_more_partitions_follow_those_of_their_number_that_had_the_same_operations() {
+fn new_shards_follow_the_old_shards_of_their_operations() {
     let (before, after) = (scheme(3, 4), scheme(6, 2));
     after.may_follow(before).unwrap();
     for id in ids() {
@@ -213,7 +213,7 @@ fn shards_of_more_partitions_follow_those_of_their_number_that_had_the_same_oper
 
 /// With fewer partitions, the shards of this partition continue, and others join.
 #[test]
-fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_does_not_belong() {
+fn each_record_belongs_to_one_shard_after_partitions_are_added() {
     let begins = TopicOffsets {
         requests: Offset(10),
         high_priority: Offset(10),
@@ -258,7 +258,7 @@ fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_d
 /// The takers of a record in a split partition: shards that stay, and shards that read it to its
 /// end before they move.
 #[test]
-fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not_belong() {
+fn each_record_belongs_to_one_shard_after_partitions_are_removed() {
     let end = TopicOffsets {
         requests: Offset(10),
         high_priority: Offset(10),

@@ -391,7 +391,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
 }
 
 #[test]
-fn every_pair_of_state_and_event_does_what_the_table_says() {
+fn every_state_and_event_matches_the_transition_table() {
     for state in STATES {
         for event in events() {
             let name = event.name();
@@ -439,7 +439,7 @@ fn a_probe_follows_an_unknown_outcome_and_a_run_follows_the_probe() {
 }
 
 #[test]
-fn a_step_of_unknown_outcome_is_undone_only_once_it_has_settled() {
+fn an_undo_waits_until_the_unknown_outcome_has_settled() {
     let mut progress = in_state("Running");
     transition(&mut progress, StepEvent::Undo, &step(), jitter(), NOW).unwrap();
     transition(&mut progress, StepEvent::Turn, &step(), jitter(), NOW).unwrap();
@@ -457,7 +457,7 @@ fn forgetful(probe: bool) -> Step {
 }
 
 #[test]
-fn an_undo_counts_once_it_was_asked_for_after_all_attempts_had_settled() {
+fn an_undo_is_final_if_it_was_requested_after_all_attempts_settled() {
     let step = forgetful(false);
     let mut progress = StepProgress::default();
     let mut happen = |event, seconds| {
@@ -526,7 +526,7 @@ fn an_undo_is_confirmed_by_a_probe_and_repeated_if_the_effect_remains() {
 }
 
 #[test]
-fn a_probe_that_keeps_failing_is_an_undo_that_failed() {
+fn repeated_failures_of_a_probe_fail_the_undo() {
     let step = forgetful(true);
     let mut progress = StepProgress {
         retry_at: Some(NOW),
@@ -573,7 +573,7 @@ fn a_step_that_no_agent_can_undo_needs_an_operator_unless_it_had_no_effect() {
 }
 
 #[test]
-fn a_failed_step_that_is_to_be_retried_is_tried_again_after_its_long_interval() {
+fn a_retried_step_waits_for_its_long_interval() {
     let step = Step {
         on_failure: OnFailure::Retry,
         ..step()
@@ -587,7 +587,7 @@ fn a_failed_step_that_is_to_be_retried_is_tried_again_after_its_long_interval() 
 }
 
 #[test]
-fn the_last_failure_that_is_allowed_leaves_nothing_to_try_again() {
+fn no_attempt_follows_the_last_allowed_failure() {
     for event in [
         StepEvent::FailedTransiently {
             error: error("slow"),
@@ -618,7 +618,7 @@ fn an_agent_that_requests_no_wait_is_still_given_a_short_pause() {
 }
 
 #[test]
-fn waits_grow_by_the_multiplier_up_to_the_longest_and_are_never_less_than_half() {
+fn waits_grow_by_the_multiplier_within_their_bounds() {
     let intervals = intervals();
     for (failures, full_ms) in [
         (1, 200),
@@ -641,7 +641,7 @@ fn waits_grow_by_the_multiplier_up_to_the_longest_and_are_never_less_than_half()
 }
 
 #[test]
-fn waits_differ_by_operation_step_and_attempt_but_not_from_call_to_call() {
+fn jitter_depends_on_operation_step_and_attempt_only() {
     let intervals = intervals();
     let mut waits = BTreeSet::new();
     for operation in 0..10 {

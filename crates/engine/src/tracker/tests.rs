@@ -34,7 +34,7 @@ fn random(state: &mut u64, below: u64) -> u64 {
 }
 
 #[test]
-fn it_agrees_with_a_set_of_open_offsets_whatever_the_order_and_the_gaps() {
+fn the_tracker_agrees_with_a_set_of_open_offsets() {
     for seed in 1..=500_u64 {
         let mut rng = seed;
         let start = i64::try_from(random(&mut rng, 1_000)).unwrap();
@@ -97,7 +97,7 @@ fn it_agrees_with_a_set_of_open_offsets_whatever_the_order_and_the_gaps() {
 }
 
 #[test]
-fn the_mark_waits_for_the_slowest_and_then_passes_all_that_finished_meanwhile() {
+fn the_checkpoint_waits_for_the_slowest_record() {
     let mut tracker = OffsetTracker::new(Offset(10));
     for offset in 10..15 {
         tracker.begin_with(Offset(offset), fingerprint(offset));
@@ -114,7 +114,7 @@ fn the_mark_waits_for_the_slowest_and_then_passes_all_that_finished_meanwhile() 
 }
 
 #[test]
-fn a_gap_counts_as_done_once_the_record_behind_it_was_begun() {
+fn a_gap_counts_as_done_once_the_next_record_begins() {
     let mut tracker = OffsetTracker::new(Offset(0));
     tracker.begin(Offset(5));
     assert_eq!(tracker.low(), Offset(5));
@@ -126,7 +126,7 @@ fn a_gap_counts_as_done_once_the_record_behind_it_was_begun() {
 }
 
 #[test]
-fn what_is_done_again_or_unknown_changes_nothing() {
+fn repeated_and_unknown_offsets_are_ignored() {
     let mut tracker = OffsetTracker::new(Offset(3));
     tracker.begin(Offset(3));
     tracker.begin(Offset(4));
@@ -140,7 +140,7 @@ fn what_is_done_again_or_unknown_changes_nothing() {
 }
 
 #[test]
-fn records_that_are_passed_over_are_done_at_once_and_hold_nothing() {
+fn skipped_records_are_done_at_once() {
     let mut tracker = OffsetTracker::new(Offset(0));
     tracker.pass(Offset(4), fingerprint(4));
     assert_eq!(tracker.low(), Offset(5));

@@ -35,7 +35,7 @@ fn names(workflow: &Workflow, steps: impl Iterator<Item = usize>) -> Vec<&str> {
 }
 
 #[test]
-fn a_step_follows_the_one_above_it_unless_it_says_otherwise() {
+fn a_step_depends_on_the_previous_one_by_default() {
     let workflow = compile(vec![step("a"), step("b"), after("c", &[]), step("d")]).unwrap();
     let before: Vec<_> = workflow
         .steps()
@@ -46,7 +46,7 @@ fn a_step_follows_the_one_above_it_unless_it_says_otherwise() {
 }
 
 #[test]
-fn steps_are_ordered_behind_all_that_they_wait_for_wherever_they_stand() {
+fn steps_are_sorted_after_their_dependencies() {
     let workflow = compile(vec![
         after("join", &["left", "right"]),
         after("left", &["top"]),
@@ -63,7 +63,7 @@ fn steps_are_ordered_behind_all_that_they_wait_for_wherever_they_stand() {
 }
 
 #[test]
-fn an_invalid_definition_is_refused_with_its_place() {
+fn an_invalid_definition_is_refused_with_its_path() {
     let long = "x".repeat(65);
     let many = (0..65).map(|count| step(&format!("s{count}"))).collect();
     let second = Duration::from_secs(1);
@@ -214,7 +214,7 @@ fn an_invalid_definition_is_refused_with_its_place() {
 }
 
 #[test]
-fn sixty_four_steps_are_not_too_many() {
+fn sixty_four_steps_are_accepted() {
     let steps = (0..64).map(|count| step(&format!("s{count}"))).collect();
     let workflow = compile(steps).unwrap();
     assert_eq!(workflow.steps()[63].ancestors.iter().count(), 63);
@@ -276,7 +276,7 @@ fn on_failure(step: StepDefinition, on_failure: OnFailure) -> StepDefinition {
 }
 
 #[test]
-fn a_workflow_that_cannot_keep_its_promise_is_refused_with_its_fix() {
+fn an_unsafe_workflow_is_refused_with_its_fix() {
     let beside = |step: StepDefinition| StepDefinition {
         after: Some(Vec::new()),
         ..step
@@ -323,7 +323,7 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_its_fix() {
 }
 
 #[test]
-fn a_workflow_that_can_keep_its_promise_is_accepted() {
+fn a_safe_workflow_is_accepted() {
     for steps in [
         vec![step("pay"), irreversible("mail")],
         vec![pivot("pay"), irreversible("mail"), step("ship")],

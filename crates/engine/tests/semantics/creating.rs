@@ -7,11 +7,12 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    EPOCH, Fixture, OTHER_HASH, PARTITION, SHARD, T0, error, id, ms, owner, request, success, told,
+    EPOCH, Fixture, OTHER_HASH, PARTITION, SHARD, T0, error, id, ms, owner, request, success,
+    summary,
 };
 
 #[test]
-fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
+fn a_new_request_is_created_without_a_read_and_requests_its_first_step() {
     let mut fixture = Fixture::new();
     let offset = fixture.request(request(id(1)));
     assert_eq!(fixture.engine.loads(), []);
@@ -146,7 +147,7 @@ fn one_batch_writes_an_operation_once_and_requests_only_its_last_step() {
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
@@ -155,19 +156,19 @@ fn one_batch_writes_an_operation_once_and_requests_only_its_last_step() {
 }
 
 #[test]
-fn an_id_of_the_callers_is_looked_up_first() {
+fn a_callers_id_is_looked_up_first() {
     let mut fixture = Fixture::new();
     let mut of_caller = request(id(1));
     of_caller.id_origin = IdOrigin::Caller;
     fixture.request(of_caller);
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     fixture.load();
     assert_eq!(fixture.loaded, [id(1)]);
     assert_eq!(fixture.round().len(), 2);
 }
 
 #[test]
-fn an_id_of_the_servers_that_was_appended_before_the_lease_was_taken_is_looked_up_first() {
+fn a_generated_id_appended_before_the_lease_is_looked_up_first() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.restart(0, 0);
@@ -178,7 +179,7 @@ fn an_id_of_the_servers_that_was_appended_before_the_lease_was_taken_is_looked_u
 }
 
 #[test]
-fn an_old_request_with_an_id_of_the_servers_is_looked_up_for_a_caller_may_have_repeated_it() {
+fn an_old_request_with_a_generated_id_is_looked_up() {
     let mut fixture = Fixture::new();
     let mut late = request(id(1));
     late.requested_at = T0 - EngineConfig::default().fresh_for;
@@ -191,7 +192,7 @@ fn an_old_request_with_an_id_of_the_servers_is_looked_up_for_a_caller_may_have_r
 }
 
 #[test]
-fn a_request_of_a_time_that_is_yet_to_come_is_looked_up_for_it_may_be_of_any_age() {
+fn a_request_with_a_future_time_is_looked_up() {
     let mut fixture = Fixture::new();
     let mut ahead = request(id(1));
     ahead.requested_at = T0 + ms(61_000);
@@ -204,7 +205,7 @@ fn a_request_of_a_time_that_is_yet_to_come_is_looked_up_for_it_may_be_of_any_age
 }
 
 #[test]
-fn a_request_that_was_rerouted_is_looked_up_for_it_may_have_been_sent_twice() {
+fn a_rerouted_request_is_looked_up() {
     let mut fixture = Fixture::new();
     fixture.request_with(request(id(1)), true);
     fixture.load();
@@ -212,7 +213,7 @@ fn a_request_that_was_rerouted_is_looked_up_for_it_may_have_been_sent_twice() {
 }
 
 #[test]
-fn events_that_meet_a_row_on_its_way_wait_for_it_in_their_order() {
+fn events_wait_in_order_while_their_row_is_read() {
     let mut fixture = Fixture::new();
     let mut of_caller = request(id(1));
     of_caller.id_origin = IdOrigin::Caller;
@@ -226,7 +227,7 @@ fn events_that_meet_a_row_on_its_way_wait_for_it_in_their_order() {
     fixture.load();
     assert_eq!(fixture.loaded, [id(1)], "one read serves all");
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
@@ -265,13 +266,13 @@ fn the_rejected_duplicate_gets_the_position_of_its_own_request() {
 }
 
 #[test]
-fn an_unknown_workflow_ends_in_error_where_people_see_it() {
+fn an_unknown_workflow_parks_the_operation() {
     let mut fixture = Fixture::new();
     let mut unknown = request(id(1));
     unknown.workflow = "nope".to_owned();
     fixture.request(unknown);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "attention 0",
             "row Error created free",
@@ -307,7 +308,7 @@ fn new_operations_start_with_the_newest_version_and_old_ones_keep_theirs() {
     fixture.reply(id(2), success("a", 1));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processed created free a:Completed#1",
             "status 1 Final Processed",
@@ -346,7 +347,7 @@ fn an_operation_whose_workflow_is_missing_or_has_other_steps_is_parked() {
 }
 
 #[test]
-fn an_offset_that_is_read_twice_is_taken_once() {
+fn a_record_that_is_read_twice_is_applied_once() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -358,12 +359,12 @@ fn an_offset_that_is_read_twice_is_taken_once() {
         rerouted: false,
         request: OperationRequest::Create(request(id(2))),
     });
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.in_flight().operations, 1);
 }
 
 #[test]
-fn conditions_read_what_steps_produced_and_a_skipped_step_holds_nothing_up() {
+fn conditions_read_outputs_and_a_skipped_step_does_not_block() {
     use crate::fixture::step;
     use waybill_engine::{Condition, StepDefinition, Workflow, Workflows};
     let when = |step: &str, equals: &str| {
@@ -400,7 +401,7 @@ fn conditions_read_what_steps_produced_and_a_skipped_step_holds_nothing_up() {
     fixture.round();
     fixture.reply(id(1), success("a", 1));
     let commands = fixture.round();
-    assert_eq!(told(&commands)[1..], ["ask d#1 by 10000"]);
+    assert_eq!(summary(&commands)[1..], ["ask d#1 by 10000"]);
     let states: Vec<_> = fixture
         .state(id(1))
         .steps

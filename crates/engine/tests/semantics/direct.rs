@@ -3,15 +3,15 @@
 
 use waybill_engine::{Offset, ProcessState};
 
-use crate::fixture::{Fixture, id, ms, request, success, told};
+use crate::fixture::{Fixture, id, ms, request, success, summary};
 
 #[test]
-fn a_direct_answer_goes_on_with_its_operation_and_moves_no_checkpoint_of_replies() {
+fn a_direct_reply_advances_its_operation_and_not_the_checkpoint() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
     fixture.reply_directly(id(1), success("a", 1));
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     assert!(asked.last().unwrap().starts_with("ask b#1"), "{asked:?}");
     fixture.reply_directly(id(1), success("b", 1));
     fixture.round();
@@ -24,20 +24,20 @@ fn a_direct_answer_goes_on_with_its_operation_and_moves_no_checkpoint_of_replies
 }
 
 #[test]
-fn a_direct_answer_that_comes_twice_counts_once() {
+fn a_repeated_direct_reply_counts_once() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
     fixture.reply_directly(id(1), success("a", 1));
     fixture.reply_directly(id(1), success("a", 1));
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     let asks = asked.iter().filter(|line| line.starts_with("ask"));
     assert_eq!(asks.count(), 1, "{asked:?}");
     assert!(fixture.take().is_none());
 }
 
 #[test]
-fn a_direct_answer_to_an_operation_that_was_handed_off_waits_for_its_row() {
+fn a_direct_reply_to_a_handed_off_operation_waits_for_its_row() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -51,6 +51,6 @@ fn a_direct_answer_to_an_operation_that_was_handed_off_waits_for_its_row() {
     fixture.reply_directly(id(1), success("a", 1));
     assert_eq!(fixture.engine.in_flight().loading, 1);
     fixture.load();
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     assert!(asked.last().unwrap().starts_with("ask b#1"), "{asked:?}");
 }

@@ -421,11 +421,11 @@ impl Fixture {
 }
 
 /// The commands in short form, one per line.
-pub fn told(commands: &[Command]) -> Vec<String> {
-    commands.iter().map(tell).collect()
+pub fn summary(commands: &[Command]) -> Vec<String> {
+    commands.iter().map(describe).collect()
 }
 
-fn tell(command: &Command) -> String {
+fn describe(command: &Command) -> String {
     match command {
         Command::Index { due, .. } => format!("index {}", at(*due)),
         Command::Attention { at: since, .. } => format!("attention {}", at(*since)),

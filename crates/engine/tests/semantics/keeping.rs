@@ -6,7 +6,7 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    EPOCH, Fixture, HASH, T0, error, id, ms, owner, ownership, request, success, told,
+    EPOCH, Fixture, HASH, T0, error, id, ms, owner, ownership, request, success, summary,
 };
 
 fn transient() -> Outcome {
@@ -38,10 +38,10 @@ fn a_failed_attempt_is_repeated_after_its_wait_under_the_next_number() {
     assert!(T0 + ms(100) <= retry_at && retry_at <= T0 + ms(200));
     assert_eq!(fixture.engine.next_timer(), Some(retry_at));
     fixture.pass(ms(99));
-    assert_eq!(told(&fixture.round()), [""; 0], "not yet");
+    assert_eq!(summary(&fixture.round()), [""; 0], "not yet");
     fixture.pass(ms(101));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 10700 a:Running#2!1 b:NotStarted",
             "ask a#2 by 10200",
@@ -65,7 +65,7 @@ fn failures_of_one_step_up_to_the_allowed_number_end_forward_progress() {
 }
 
 #[test]
-fn an_attempt_that_was_not_made_costs_no_failure_however_often() {
+fn attempts_that_were_not_made_are_no_failures() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     let mut waits = Vec::new();
@@ -90,7 +90,7 @@ fn an_attempt_that_was_not_made_costs_no_failure_however_often() {
 }
 
 #[test]
-fn a_time_out_is_applied_only_after_the_grace_in_which_a_reply_may_still_come() {
+fn a_timeout_is_applied_after_the_grace_for_late_replies() {
     let config = EngineConfig {
         hand_off_after: ms(60_000),
         ..EngineConfig::default()
@@ -99,7 +99,7 @@ fn a_time_out_is_applied_only_after_the_grace_in_which_a_reply_may_still_come() 
     fixture.request(request(id(1)));
     fixture.round();
     fixture.pass(ms(10_499));
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     fixture.pass(ms(1));
     fixture.round();
     let step = &fixture.state(id(1)).steps[0];
@@ -109,7 +109,7 @@ fn a_time_out_is_applied_only_after_the_grace_in_which_a_reply_may_still_come() 
 }
 
 #[test]
-fn no_time_out_is_applied_before_replies_were_read_to_where_they_ended() {
+fn no_timeout_is_applied_before_replies_are_caught_up() {
     let config = EngineConfig {
         hand_off_after: ms(60_000),
         ..EngineConfig::default()
@@ -124,7 +124,7 @@ fn no_time_out_is_applied_before_replies_were_read_to_where_they_ended() {
     fixture.round();
     fixture.pass(ms(20_000));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [""; 0],
         "both overdue, both held back"
     );
@@ -139,7 +139,7 @@ fn no_time_out_is_applied_before_replies_were_read_to_where_they_ended() {
 }
 
 #[test]
-fn a_pause_of_the_shell_puts_time_outs_off_until_replies_were_read_again() {
+fn a_pause_of_the_loop_delays_timeouts_until_replies_are_caught_up() {
     let config = EngineConfig {
         hand_off_after: ms(60_000),
         ..EngineConfig::default()
@@ -156,7 +156,7 @@ fn a_pause_of_the_shell_puts_time_outs_off_until_replies_were_read_again() {
 }
 
 #[test]
-fn a_census_counts_each_state_and_has_the_age_of_the_oldest() {
+fn operations_are_counted_by_state_with_the_oldest_age() {
     let mut fixture = Fixture::new();
     for (number, age) in [(1, 20), (2, 50), (3, 30)] {
         let mut request = request(id(number));
@@ -182,7 +182,7 @@ fn a_census_counts_each_state_and_has_the_age_of_the_oldest() {
 }
 
 #[test]
-fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
+fn a_long_running_operation_is_handed_off_and_releases_the_checkpoint() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -195,7 +195,7 @@ fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     fixture.pass(ms(5_000));
     let batch = fixture.take().unwrap();
     assert_eq!(
-        told(&batch.commands),
+        summary(&batch.commands),
         [
             "index 10500",
             "attention 5000",
@@ -221,7 +221,7 @@ fn an_operation_that_waits_for_an_agent_leaves_memory_at_once() {
     fixture.reply(id(1), ("a".to_owned(), 1, refused));
     fixture.pass(ms(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 30000",
             "attention 1",
@@ -233,7 +233,7 @@ fn an_operation_that_waits_for_an_agent_leaves_memory_at_once() {
 }
 
 #[test]
-fn a_refused_step_request_says_nothing_of_its_agent() {
+fn a_refused_step_request_does_not_throttle_its_agent() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -244,12 +244,15 @@ fn a_refused_step_request_says_nothing_of_its_agent() {
     fixture.reply(id(1), ("a".to_owned(), 1, refused));
     fixture.round();
     fixture.request(request(id(2)));
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask a#1 by 10000"
+    );
     assert_eq!(fixture.state(id(1)).failure_count, 0);
 }
 
 #[test]
-fn an_index_entry_is_never_so_near_that_it_could_be_missed() {
+fn an_index_entry_is_far_enough_ahead_to_be_swept() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.pass(ms(4_990));
@@ -258,7 +261,7 @@ fn an_index_entry_is_never_so_near_that_it_could_be_missed() {
     assert!(fixture.state(id(1)).next_due.unwrap() < T0 + ms(5_200));
     fixture.pass(ms(10));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 6000",
             "attention 5000",
@@ -268,7 +271,7 @@ fn an_index_entry_is_never_so_near_that_it_could_be_missed() {
 }
 
 #[test]
-fn a_reply_that_comes_while_an_operation_is_handed_off_keeps_it_here_but_releases_its_request() {
+fn a_reply_during_a_hand_off_keeps_the_operation_and_releases_its_request() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -278,12 +281,12 @@ fn a_reply_that_comes_while_an_operation_is_handed_off_keeps_it_here_but_release
     fixture.reply(id(1), success("a", 1));
     let batch = fixture.take().unwrap();
     assert_eq!(
-        told(&batch.commands),
+        summary(&batch.commands),
         [
             "row Processing locked handed-off due 15501 a:Completed#1 b:Running#1",
             "ask b#1 by 15001",
         ],
-        "the entry at 10500 still stands, before it is due"
+        "the entry at 10500 is kept until it is due"
     );
     fixture.settle(hand_off.number);
     assert_eq!(fixture.engine.in_flight().operations, 1);
@@ -291,7 +294,7 @@ fn a_reply_that_comes_while_an_operation_is_handed_off_keeps_it_here_but_release
     fixture.settle(batch.number);
     fixture.pass(ms(5_000));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 15501",
             "row Processing free handed-off due 15501 a:Completed#1 b:Running#1",
@@ -301,12 +304,12 @@ fn a_reply_that_comes_while_an_operation_is_handed_off_keeps_it_here_but_release
 }
 
 #[test]
-fn a_reply_brings_a_handed_off_operation_back_without_asking_again_for_anything() {
+fn a_reply_resumes_a_handed_off_operation_without_new_requests() {
     let mut fixture = handed_off();
     fixture.reply(id(1), success("a", 1));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked handed-off due 15500 a:Completed#1 b:Running#1",
             "ask b#1 by 15000",
@@ -314,7 +317,7 @@ fn a_reply_brings_a_handed_off_operation_back_without_asking_again_for_anything(
     );
     fixture.reply(id(1), success("b", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processed created free handed-off a:Completed#1 b:Completed#1",
             "status 1 Final Processed",
@@ -323,24 +326,24 @@ fn a_reply_brings_a_handed_off_operation_back_without_asking_again_for_anything(
 }
 
 #[test]
-fn an_entry_before_the_next_due_time_is_written_if_that_moves_forward() {
+fn an_earlier_due_time_gets_a_new_index_entry() {
     let mut fixture = handed_off();
     fixture.now = T0 + ms(7_000);
     fixture.reply(id(1), ("a".to_owned(), 1, transient()));
     fixture.load();
-    let told = told(&fixture.round());
-    assert_eq!(told[0], "index 8000");
-    assert_eq!(told.len(), 2, "{told:?}");
+    let summary = summary(&fixture.round());
+    assert_eq!(summary[0], "index 8000");
+    assert_eq!(summary.len(), 2, "{summary:?}");
 }
 
 #[test]
-fn a_hint_times_an_overdue_attempt_out_and_leaves_a_new_entry() {
+fn a_wake_up_times_out_an_overdue_attempt_and_writes_a_new_entry() {
     let mut fixture = handed_off();
     fixture.now = T0 + ms(10_500);
     let sequence = fixture.hint(T0 + ms(10_500), id(1));
     fixture.load();
     let batch = fixture.take().unwrap();
-    assert_eq!(told(&batch.commands)[0], "index 11500");
+    assert_eq!(summary(&batch.commands)[0], "index 11500");
     assert_eq!(fixture.state(id(1)).steps[0].state, StepState::TimedOut);
     assert_eq!(fixture.state(id(1)).locked_by, Some(owner(EPOCH)));
     assert_eq!(fixture.engine.checkpoint().at.recoveries, sequence);
@@ -349,18 +352,18 @@ fn a_hint_times_an_overdue_attempt_out_and_leaves_a_new_entry() {
 }
 
 #[test]
-fn a_hint_that_another_entry_has_overtaken_is_settled_without_a_write() {
+fn a_superseded_wake_up_is_settled_without_a_write() {
     let mut fixture = handed_off();
     fixture.now = T0 + ms(6_000);
     fixture.hint(T0 + ms(6_000), id(1));
     fixture.load();
     assert_eq!(fixture.engine.in_flight().operations, 0);
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(1));
 }
 
 #[test]
-fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
+fn a_wake_up_of_a_resident_operation_writes_a_new_entry() {
     let mut fixture = handed_off();
     fixture.reply(id(1), success("a", 1));
     fixture.load();
@@ -368,7 +371,7 @@ fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
     fixture.now = T0 + ms(10_500);
     fixture.hint(T0 + ms(10_500), id(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "index 15500",
             "row Processing locked handed-off due 15500 a:Completed#1 b:Running#1",
@@ -377,7 +380,11 @@ fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
     fixture.reply(id(1), success("b", 1));
     fixture.hint(T0 + ms(15_500), id(1));
     let batch = fixture.take().unwrap();
-    assert_eq!(told(&batch.commands).len(), 2, "final: no entry any more");
+    assert_eq!(
+        summary(&batch.commands).len(),
+        2,
+        "final: no entry any more"
+    );
     assert_eq!(
         fixture.engine.checkpoint().at.recoveries,
         Offset(1),
@@ -388,16 +395,16 @@ fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
 }
 
 #[test]
-fn a_hint_for_an_unknown_or_final_operation_is_settled() {
+fn a_wake_up_of_an_unknown_or_final_operation_is_settled() {
     let mut fixture = Fixture::new();
     fixture.hint(T0, id(7));
     fixture.load();
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(1));
 }
 
 #[test]
-fn an_owner_whose_clock_is_behind_takes_no_time_from_an_attempt() {
+fn an_owner_with_a_slow_clock_does_not_shorten_an_attempt() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -406,12 +413,12 @@ fn an_owner_whose_clock_is_behind_takes_no_time_from_an_attempt() {
     fixture.request(request(id(1)));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Running#1 b:NotStarted",
             "ask a#1 by 10000",
         ],
-        "its agent may work until then, as it was told before"
+        "its agent may work until then, as requested before"
     );
     fixture.pass(ms(40_500));
     fixture.round();
@@ -419,7 +426,7 @@ fn an_owner_whose_clock_is_behind_takes_no_time_from_an_attempt() {
 }
 
 #[test]
-fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt() {
+fn a_new_owner_requests_running_attempts_again() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -428,7 +435,7 @@ fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt()
     fixture.request(request(id(1)));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 13500 a:Running#1 b:NotStarted",
             "ask a#1 by 13000",
@@ -447,7 +454,7 @@ fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt()
 }
 
 #[test]
-fn a_reply_that_waits_for_its_row_spares_the_new_owner_to_ask_again() {
+fn a_waiting_reply_saves_the_new_owner_a_repeated_request() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -456,7 +463,7 @@ fn a_reply_that_waits_for_its_row_spares_the_new_owner_to_ask_again() {
     fixture.reply(id(1), success("a", 1));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
@@ -465,7 +472,7 @@ fn a_reply_that_waits_for_its_row_spares_the_new_owner_to_ask_again() {
 }
 
 #[test]
-fn a_new_owner_announces_a_final_operation_again_with_the_very_same_records() {
+fn a_new_owner_repeats_the_same_records_of_a_final_operation() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(
@@ -492,7 +499,7 @@ fn a_new_owner_announces_a_final_operation_again_with_the_very_same_records() {
     fixture.load();
     let again = fixture.round();
     assert_eq!(
-        told(&again),
+        summary(&again),
         [
             "row Compensated created free a:Compensated#2!1 b:NotStarted",
             "failed refused",
@@ -505,7 +512,7 @@ fn a_new_owner_announces_a_final_operation_again_with_the_very_same_records() {
 }
 
 #[test]
-fn a_repeat_of_what_this_owner_has_ended_and_announced_changes_nothing() {
+fn a_repeated_request_of_an_announced_operation_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -517,7 +524,7 @@ fn a_repeat_of_what_this_owner_has_ended_and_announced_changes_nothing() {
     fixture.request(repeat);
     fixture.reply(id(1), success("b", 1));
     fixture.load();
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(
         (fixture.requests_checkpoint(), fixture.replies_checkpoint()),
         (2, 3)
@@ -527,13 +534,13 @@ fn a_repeat_of_what_this_owner_has_ended_and_announced_changes_nothing() {
 }
 
 #[test]
-fn branches_that_run_when_forward_progress_ends_may_end_but_nothing_new_begins() {
+fn running_branches_finish_and_no_step_begins_after_a_failure() {
     let mut fixture = Fixture::new();
     let mut twins = request(id(1));
     twins.workflow = "twins".to_owned();
     fixture.request(twins);
     assert_eq!(
-        told(&fixture.round())[1..],
+        summary(&fixture.round())[1..],
         ["ask a#1 by 10000", "ask b#1 by 10000"]
     );
     let refused = Outcome::Permanent {
@@ -554,7 +561,7 @@ fn branches_that_run_when_forward_progress_ends_may_end_but_nothing_new_begins()
 }
 
 #[test]
-fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence_and_changes_no_state() {
+fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), ("a".to_owned(), 1, transient()));
@@ -564,7 +571,7 @@ fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence_and_changes_no_sta
         fixture.reply(id(1), success("a", 1));
     }
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Processing locked due 10700 a:Running#2!1 b:NotStarted"]
     );
     let step = &fixture.state(id(1)).steps[0];
@@ -576,7 +583,7 @@ fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence_and_changes_no_sta
 }
 
 #[test]
-fn times_that_go_back_change_nothing_but_time() {
+fn a_clock_that_steps_back_changes_only_times() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -613,7 +620,7 @@ fn a_step_requested_by_a_clock_an_hour_ahead_is_requested_again_after_the_correc
     fixture.now = T0;
     fixture.apply(Event::Tick);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 3610500 a:Running#1 b:NotStarted",
             "ask a#1 by 3610000",
@@ -623,14 +630,14 @@ fn a_step_requested_by_a_clock_an_hour_ahead_is_requested_again_after_the_correc
     assert!(fixture.rows[&id(1)].stamp > stamp, "stamps never go back");
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
         ]
     );
     fixture.pass(ms(5_000));
-    let handed_off = told(&fixture.round());
+    let handed_off = summary(&fixture.round());
     assert_eq!(
         handed_off[0], "index 10500",
         "no request is held for an hour"
@@ -638,7 +645,7 @@ fn a_step_requested_by_a_clock_an_hour_ahead_is_requested_again_after_the_correc
 }
 
 #[test]
-fn what_waits_for_its_next_attempt_does_not_wait_for_a_time_that_was_taken_back() {
+fn a_retry_does_not_wait_for_a_corrected_time() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());
@@ -650,7 +657,7 @@ fn what_waits_for_its_next_attempt_does_not_wait_for_a_time_that_was_taken_back(
     fixture.round();
     fixture.pass(ms(200));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 10700 a:Running#2!1 b:NotStarted",
             "ask a#2 by 10200",
@@ -659,7 +666,7 @@ fn what_waits_for_its_next_attempt_does_not_wait_for_a_time_that_was_taken_back(
 }
 
 #[test]
-fn a_retry_that_was_due_before_the_time_went_back_is_tried_at_once() {
+fn a_retry_due_before_the_clock_stepped_back_is_sent_at_once() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());
@@ -676,7 +683,7 @@ fn a_retry_that_was_due_before_the_time_went_back_is_tried_at_once() {
 }
 
 #[test]
-fn an_attempt_that_was_asked_for_before_the_clock_went_ahead_loses_no_time() {
+fn a_clock_step_does_not_shorten_an_earlier_attempt() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -693,7 +700,7 @@ fn an_attempt_that_was_asked_for_before_the_clock_went_ahead_loses_no_time() {
 }
 
 #[test]
-fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_throttled_for_an_hour() {
+fn a_corrected_clock_shortens_the_throttling_of_an_agent() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());
@@ -713,7 +720,7 @@ fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_throttled_for_an_hour()
 }
 
 #[test]
-fn what_was_handed_off_by_a_clock_an_hour_ahead_keeps_its_remaining_wait_when_it_is_woken() {
+fn a_hand_off_by_a_fast_clock_keeps_its_remaining_wait() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());
@@ -741,7 +748,7 @@ fn what_was_handed_off_by_a_clock_an_hour_ahead_keeps_its_remaining_wait_when_it
 }
 
 #[test]
-fn what_an_owner_with_a_clock_an_hour_ahead_left_is_taken_over_with_its_remaining_wait() {
+fn a_new_owner_keeps_the_remaining_wait_of_a_fast_clock() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());
@@ -761,7 +768,7 @@ fn what_an_owner_with_a_clock_an_hour_ahead_left_is_taken_over_with_its_remainin
 }
 
 #[test]
-fn a_refusal_that_answers_an_earlier_owner_changes_nothing() {
+fn a_refusal_to_an_earlier_owner_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -782,7 +789,7 @@ fn a_refusal_that_answers_an_earlier_owner_changes_nothing() {
         },
     };
     fixture.apply(Event::DirectReply(refused(EPOCH)));
-    assert_eq!(told(&fixture.round()), [""; 0], "it was asked for again");
+    assert_eq!(summary(&fixture.round()), [""; 0], "it was asked for again");
     fixture.apply(Event::DirectReply(refused(EPOCH.next())));
     fixture.round();
     assert_eq!(fixture.state(id(1)).steps[0].state, StepState::NotStarted);

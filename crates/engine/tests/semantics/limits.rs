@@ -6,7 +6,7 @@ use waybill_engine::{
     Room, Source, Stamp,
 };
 
-use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
+use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, summary};
 
 fn record() -> Box<ForwardRecord> {
     Box::new(ForwardRecord {
@@ -34,7 +34,7 @@ fn batches_count_as_settled_in_their_order() {
 }
 
 #[test]
-fn a_batch_that_only_carries_doneness_has_no_commands() {
+fn a_batch_of_finished_offsets_has_no_commands() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -48,7 +48,7 @@ fn a_batch_that_only_carries_doneness_has_no_commands() {
 }
 
 #[test]
-fn a_stamp_is_the_time_but_always_above_the_last_and_not_below_the_floor() {
+fn a_stamp_is_the_time_and_increases_above_the_floor() {
     let floor = T0.as_micros() + 10;
     let mut fixture = Fixture::with(
         EngineConfig::default(),
@@ -84,7 +84,7 @@ fn without_a_stamp_below_the_limit_rows_wait_until_the_limit_rises() {
     fixture.apply(Event::StampLimit(Stamp(limit - 1)));
     assert_eq!(fixture.take(), None, "a limit never falls");
     fixture.apply(Event::StampLimit(Stamp(limit + 1)));
-    assert_eq!(told(&fixture.round()).len(), 2);
+    assert_eq!(summary(&fixture.round()).len(), 2);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
 }
 
 #[test]
-fn requests_overtake_a_tenant_s_backlog_and_that_of_the_other_priority() {
+fn requests_overtake_backlogs_of_other_tenants_and_priorities() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let of = |number: u128, tenant: &str| CreateRequest {
@@ -158,7 +158,7 @@ fn requests_overtake_a_tenant_s_backlog_and_that_of_the_other_priority() {
 }
 
 #[test]
-fn an_operation_that_came_with_both_priorities_is_made_by_the_first_that_is_let_in() {
+fn a_request_with_both_priorities_is_created_by_the_first_admitted() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let caller = CreateRequest {
@@ -189,7 +189,7 @@ fn an_operation_that_came_with_both_priorities_is_made_by_the_first_that_is_let_
 }
 
 #[test]
-fn a_cancel_that_overtakes_a_create_with_an_id_of_the_server_s_is_not_forgotten() {
+fn an_early_cancel_of_a_generated_id_is_applied() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     fixture.request(request(id(1)));
@@ -213,7 +213,7 @@ fn a_cancel_that_overtakes_a_create_with_an_id_of_the_server_s_is_not_forgotten(
 }
 
 #[test]
-fn rows_on_their_way_and_what_waits_for_them_count_against_the_window() {
+fn rows_being_read_and_their_events_count_against_the_window() {
     let mut fixture = Fixture::new();
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), success("a", 1));
@@ -286,11 +286,7 @@ fn a_rerouted_request_holds_the_checkpoint_until_its_operation_ends() {
     fixture.request(request(id(1)));
     fixture.load();
     fixture.round();
-    assert_eq!(
-        fixture.requests_checkpoint(),
-        5,
-        "its operation is under way"
-    );
+    assert_eq!(fixture.requests_checkpoint(), 5, "its operation is running");
     for step in ["a", "b"] {
         fixture.reply(id(1), success(step, 1));
         fixture.round();
@@ -346,7 +342,7 @@ fn a_misrouted_record_is_rerouted_once_and_then_to_the_dead_letters() {
 }
 
 #[test]
-fn a_panic_parks_its_operation_and_the_partition_goes_on() {
+fn a_panic_parks_only_its_operation() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.request(request(id(2)));
@@ -361,15 +357,18 @@ fn a_panic_parks_its_operation_and_the_partition_goes_on() {
     fixture.reply(id(1), ("a".to_owned(), 1, transient));
     fixture.reply(id(2), success("a", 1));
     fixture.load();
-    let told = told(&fixture.round());
-    assert_eq!(told[0], "attention 0");
-    assert!(told[1].starts_with("row Error created free"), "{told:?}");
+    let summary = summary(&fixture.round());
+    assert_eq!(summary[0], "attention 0");
     assert!(
-        told[2].starts_with("row Processing created locked"),
-        "{told:?}"
+        summary[1].starts_with("row Error created free"),
+        "{summary:?}"
+    );
+    assert!(
+        summary[2].starts_with("row Processing created locked"),
+        "{summary:?}"
     );
     assert_eq!(
-        told[3..],
+        summary[3..],
         [
             "failed internal-error",
             "alert operation-parked internal-error",
@@ -391,7 +390,7 @@ fn the_fingerprint_of_a_checkpoint_that_did_not_move_is_that_of_the_old_one() {
 }
 
 #[test]
-fn what_is_done_behind_a_request_that_waits_is_known_until_that_had_its_turn() {
+fn finished_offsets_behind_a_waiting_request_are_remembered() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let of = |number: u128, tenant: &str| CreateRequest {
@@ -399,7 +398,7 @@ fn what_is_done_behind_a_request_that_waits_is_known_until_that_had_its_turn() {
         ..request(id(number))
     };
     for number in 0..30 {
-        fixture.request(of(number, "crowd"));
+        fixture.request(of(number, "backlog"));
     }
     for number in 0..10 {
         let other = number + 30;

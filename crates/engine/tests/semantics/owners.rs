@@ -15,7 +15,7 @@ fn contacts() -> Vec<Contact> {
         .into()
 }
 
-fn told_of() -> CreateRequest {
+fn request_with_contacts() -> CreateRequest {
     CreateRequest {
         notify: contacts(),
         ..request(id(1))
@@ -46,7 +46,7 @@ fn refused() -> Outcome {
 
 /// Step `b` is refused; the supervisor decides to undo `a`, which is refused, too.
 fn park(fixture: &mut Fixture) -> Vec<Command> {
-    fixture.request(told_of());
+    fixture.request(request_with_contacts());
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), ("b".to_owned(), 1, refused()));
     let failed = fixture.round();
@@ -62,9 +62,9 @@ fn park(fixture: &mut Fixture) -> Vec<Command> {
 }
 
 #[test]
-fn the_owner_is_notified_of_the_final_status_and_of_nothing_before() {
+fn the_owner_is_notified_only_of_the_final_status() {
     let mut fixture = Fixture::new();
-    fixture.request(told_of());
+    fixture.request(request_with_contacts());
     fixture.reply(id(1), success("a", 1));
     assert_eq!(notices(&fixture.round()), []);
     fixture.now = fixture.now + ms(40);
@@ -105,16 +105,16 @@ fn without_contacts_no_notice_is_sent() {
 }
 
 #[test]
-fn a_new_owner_of_the_partition_publishes_the_same_again() {
+fn a_new_owner_of_the_partition_repeats_the_notices() {
     let mut fixture = Fixture::new();
-    fixture.request(told_of());
+    fixture.request(request_with_contacts());
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), success("b", 1));
     let lost = notices(&fixture.take().unwrap().commands);
     assert_eq!(lost.len(), 1);
     fixture.restart(0, 0);
     fixture.now = fixture.now + ms(5_000);
-    fixture.request(told_of());
+    fixture.request(request_with_contacts());
     fixture.load();
     assert_eq!(notices(&fixture.round()), lost);
 }
@@ -153,19 +153,15 @@ fn an_early_cancel_is_reported_to_the_owner_in_the_create() {
     let mut fixture = Fixture::new();
     fixture.cancel(7);
     fixture.load();
-    assert_eq!(
-        notices(&fixture.round()),
-        [],
-        "nobody has said whom to tell"
-    );
+    assert_eq!(notices(&fixture.round()), [], "the request has no contacts");
     fixture.request(CreateRequest {
         id_origin: IdOrigin::Caller,
-        ..told_of()
+        ..request_with_contacts()
     });
     fixture.load();
-    let told: Vec<_> = notices(&fixture.round());
-    let [notice] = &told[..] else {
-        panic!("{told:?}");
+    let sent: Vec<_> = notices(&fixture.round());
+    let [notice] = &sent[..] else {
+        panic!("{sent:?}");
     };
     assert_eq!(notice.state, ProcessState::Cancelled);
     assert_eq!(notice.contacts, contacts());
@@ -174,11 +170,15 @@ fn an_early_cancel_is_reported_to_the_owner_in_the_create() {
 #[test]
 fn no_command_shows_a_contact() {
     let mut fixture = Fixture::new();
-    fixture.request(told_of());
+    fixture.request(request_with_contacts());
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), success("b", 1));
     let commands = fixture.round();
-    let shown = format!("{commands:?} {:?} {:?}", fixture.rows, told_of());
+    let shown = format!(
+        "{commands:?} {:?} {:?}",
+        fixture.rows,
+        request_with_contacts()
+    );
     assert!(shown.contains("notify: [(redacted), (redacted)]"));
     for secret in ["anna", "example.org", "170123"] {
         assert!(!shown.contains(secret), "{secret}");

@@ -4,7 +4,9 @@ use waybill_engine::{
     Action, Command, CompensationDefinition, Message, Outcome, ProcessState, StepDefinition,
 };
 
-use crate::fixture::{Fixture, T0, error, id, ms, reply, request, step, success, told, with_steps};
+use crate::fixture::{
+    Fixture, T0, error, id, ms, reply, request, step, success, summary, with_steps,
+};
 
 fn undone() -> Outcome {
     Outcome::Success {
@@ -27,7 +29,7 @@ fn cancelled_while_running() -> Fixture {
     fixture.round();
     fixture.cancel(1);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 11000 a:Compensating#1 b:NotStarted"]
     );
     fixture.pass(ms(100));
@@ -35,7 +37,7 @@ fn cancelled_while_running() -> Fixture {
 }
 
 #[test]
-fn a_step_that_was_under_way_is_undone_as_soon_as_its_outcome_is_known() {
+fn a_running_step_is_undone_once_its_outcome_is_known() {
     let known = [
         success("a", 1).2,
         Outcome::Permanent {
@@ -53,7 +55,7 @@ fn a_step_that_was_under_way_is_undone_as_soon_as_its_outcome_is_known() {
         let mut fixture = cancelled_while_running();
         fixture.reply(id(1), reply("a", 1, outcome.clone()));
         assert_eq!(
-            told(&fixture.round()),
+            summary(&fixture.round()),
             [
                 "row Compensating locked due 10600 a:Compensating#2 b:NotStarted",
                 "undo a#2 by 10100",
@@ -62,14 +64,14 @@ fn a_step_that_was_under_way_is_undone_as_soon_as_its_outcome_is_known() {
         );
         fixture.undo_reply(id(1), reply("a", 2, undone()));
         assert_eq!(
-            told(&fixture.round()).last().unwrap(),
+            summary(&fixture.round()).last().unwrap(),
             "status 1 Final Cancelled"
         );
     }
 }
 
 #[test]
-fn an_undo_that_waited_for_the_success_is_given_what_it_produced() {
+fn a_delayed_undo_gets_the_outputs_of_its_step() {
     let mut fixture = cancelled_while_running();
     fixture.reply(id(1), success("a", 1));
     let commands = fixture.round();
@@ -82,13 +84,13 @@ fn an_undo_that_waited_for_the_success_is_given_what_it_produced() {
 }
 
 #[test]
-fn an_undo_waits_on_where_the_outcome_stays_unknown_or_another_attempt_has_not_settled() {
+fn an_undo_waits_while_any_attempt_is_unsettled() {
     let mut fixture = cancelled_while_running();
     let lost = Outcome::Unknown {
         error: error("no-answer"),
     };
     fixture.reply(id(1), reply("a", 1, lost.clone()));
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     assert_eq!(fixture.state(id(1)).next_due, Some(T0 + ms(11_000)));
 
     // The first attempt may take effect until 11000, whatever the outcome of the second.
@@ -96,7 +98,10 @@ fn an_undo_waits_on_where_the_outcome_stays_unknown_or_another_attempt_has_not_s
     fixture.request(request(id(1)));
     fixture.reply(id(1), reply("a", 1, lost));
     fixture.pass(ms(200));
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#2 by 10200");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask a#2 by 10200"
+    );
     fixture.cancel(1);
     fixture.reply(id(1), success("a", 2));
     fixture.round();
@@ -104,18 +109,21 @@ fn an_undo_waits_on_where_the_outcome_stays_unknown_or_another_attempt_has_not_s
 }
 
 #[test]
-fn an_undo_waits_on_where_the_attempt_was_asked_for_more_than_once() {
+fn an_undo_waits_for_every_request_of_its_attempt() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
     fixture.restart(0, 0);
     fixture.request(request(id(1)));
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask a#1 by 10000"
+    );
     fixture.cancel(1);
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 11000 a:Compensating#1 b:NotStarted"]
     );
 }
@@ -128,23 +136,26 @@ fn without_tombstones_an_undo_is_confirmed_once_all_attempts_have_settled() {
     fixture.round();
     fixture.cancel(1);
     fixture.reply(id(1), success("b", 1));
-    assert_eq!(told(&fixture.round()).last().unwrap(), "undo b#2 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "undo b#2 by 10000"
+    );
     fixture.undo_reply(id(1), reply("b", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#2 b:Compensating#2",
             "undo a#2 by 10000",
         ],
-        "what is to be confirmed keeps nothing before it"
+        "an undo to be confirmed blocks nothing before it"
     );
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 11000 a:Compensating#2 b:Compensating#2"]
     );
     fixture.pass(ms(11_000));
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     for undo in ["undo a#3 by 21000", "undo b#3 by 21000"] {
         assert!(again.iter().any(|line| line == undo), "{again:?}");
     }
@@ -154,7 +165,7 @@ fn without_tombstones_an_undo_is_confirmed_once_all_attempts_have_settled() {
     assert_eq!(fixture.state(id(1)).state, ProcessState::Compensating);
     fixture.undo_reply(id(1), reply("b", 3, undone()));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 1 Final Cancelled"
     );
 }
@@ -173,7 +184,7 @@ fn an_undo_is_confirmed_by_the_probe_of_its_agent() {
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     fixture.round();
     fixture.pass(ms(11_000));
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     assert!(
         asked.contains(&"probe a#3 by 21000".to_owned()),
         "{asked:?}"
@@ -181,12 +192,12 @@ fn an_undo_is_confirmed_by_the_probe_of_its_agent() {
     // A copy of the request took effect after the undo: undo it again, conclusively.
     fixture.reply_to(id(1), Action::Probe, success("a", 3));
     fixture.load();
-    let asked = told(&fixture.round());
+    let asked = summary(&fixture.round());
     assert!(asked.contains(&"undo a#4 by 21000".to_owned()), "{asked:?}");
     fixture.undo_reply(id(1), reply("a", 4, undone()));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 1 Final Cancelled"
     );
 }
@@ -202,7 +213,7 @@ fn an_undo_that_begins_after_all_attempts_have_settled_needs_no_confirmation() {
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     fixture.load();
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 1 Final Cancelled"
     );
 }

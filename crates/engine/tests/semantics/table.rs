@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use waybill_engine::{CreateRequest, IdOrigin, Outcome, Timestamp};
 
-use crate::fixture::{Fixture, OTHER_HASH, T0, error, id, ms, request, success, told};
+use crate::fixture::{Fixture, OTHER_HASH, T0, error, id, ms, request, success, summary};
 
 const SITUATIONS: [&str; 8] = [
     "unknown",
@@ -39,28 +39,28 @@ const EVENTS: [&str; 13] = [
 const TABLE: &str = include_str!("table.txt");
 
 #[test]
-fn every_event_in_every_situation_gives_exactly_the_commands_of_the_table() {
+fn every_event_gives_the_commands_of_the_table() {
     let mut actual = String::new();
     for situation in SITUATIONS {
         writeln!(actual, "{situation}").unwrap();
         for event in EVENTS {
             let mut fixture = Fixture::new();
-            bring_about(&mut fixture, situation);
-            happen(&mut fixture, event);
+            set_up(&mut fixture, situation);
+            apply(&mut fixture, event);
             fixture.load();
-            let told = told(&fixture.round());
-            let told = if told.is_empty() {
+            let summary = summary(&fixture.round());
+            let summary = if summary.is_empty() {
                 "-".to_owned()
             } else {
-                told.join("\n      ")
+                summary.join("\n      ")
             };
-            writeln!(actual, "  {event}\n      {told}").unwrap();
+            writeln!(actual, "  {event}\n      {summary}").unwrap();
         }
     }
     assert!(actual == TABLE, "the table now reads:\n{actual}");
 }
 
-fn bring_about(fixture: &mut Fixture, situation: &str) {
+fn set_up(fixture: &mut Fixture, situation: &str) {
     if situation == "unknown" {
         return;
     }
@@ -73,7 +73,7 @@ fn bring_about(fixture: &mut Fixture, situation: &str) {
             fixture.round();
         }
         "waiting to try again" => {
-            happen(fixture, "transient a#1");
+            apply(fixture, "transient a#1");
             fixture.round();
         }
         "being handed off" => {
@@ -91,7 +91,7 @@ fn bring_about(fixture: &mut Fixture, situation: &str) {
             fixture.take();
         }
         "failed, not decided" => {
-            happen(fixture, "permanent a#1");
+            apply(fixture, "permanent a#1");
             fixture.take();
         }
         _ => unreachable!("{situation}"),
@@ -105,7 +105,7 @@ fn of_caller() -> CreateRequest {
     request
 }
 
-fn happen(fixture: &mut Fixture, event: &str) {
+fn apply(fixture: &mut Fixture, event: &str) {
     let error = error("busy");
     let reply = |outcome| ("a".to_owned(), 1, outcome);
     match event {

@@ -9,7 +9,7 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, reply, request, step, success, told,
+    Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, reply, request, step, success, summary,
     with_steps, workflows,
 };
 
@@ -50,10 +50,10 @@ fn compensation_failed() -> Fixture {
 }
 
 #[test]
-fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() {
+fn requested_steps_are_undone_in_reverse_order() {
     let mut fixture = refused_at_b();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#1 b:Compensating#2!1",
             "undo b#2 by 10000",
@@ -61,7 +61,7 @@ fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() 
     );
     fixture.undo_reply(id(1), reply("b", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#2 b:Compensated#2!1",
             "undo a#2 by 10000",
@@ -69,7 +69,7 @@ fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() 
     );
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensated created free a:Compensated#2 b:Compensated#2!1",
             "status 1 Final Compensated refused",
@@ -95,7 +95,7 @@ fn an_undo_parked_for_an_unknown_workflow_continues_once_the_workflow_is_known()
     fixture.restart_knowing(workflows());
     fixture.recover(7, id(1), None, RecoveryVerb::Compensate { seen: None });
     fixture.load();
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     assert!(again.contains(&"undo a#2 by 10000".to_owned()), "{again:?}");
     fixture.undo_reply(id(1), reply("a", 2, undone()));
     fixture.round();
@@ -106,7 +106,7 @@ fn an_undo_parked_for_an_unknown_workflow_continues_once_the_workflow_is_known()
 }
 
 #[test]
-fn an_undo_is_given_what_its_step_produced() {
+fn an_undo_gets_the_outputs_of_its_step() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -132,13 +132,13 @@ fn an_undo_is_given_what_its_step_produced() {
 }
 
 #[test]
-fn a_step_of_unknown_outcome_is_undone_no_earlier_than_it_settles() {
+fn a_step_of_unknown_outcome_is_undone_after_it_settles() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
     fixture.cancel(1);
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 11000 a:Compensating#1 b:NotStarted"]
     );
     fixture.pass(ms(10_999));
@@ -148,15 +148,18 @@ fn a_step_of_unknown_outcome_is_undone_no_earlier_than_it_settles() {
     fixture.now = T0 + ms(11_999);
     fixture.hint(T0 + ms(11_999), id(1));
     fixture.load();
-    let told = told(&fixture.round());
-    assert!(told.contains(&"undo a#2 by 21999".to_owned()), "{told:?}");
+    let summary = summary(&fixture.round());
+    assert!(
+        summary.contains(&"undo a#2 by 21999".to_owned()),
+        "{summary:?}"
+    );
 }
 
 #[test]
-fn an_undo_that_fails_for_good_parks_the_operation_and_a_person_may_have_it_tried_again() {
+fn a_failed_undo_parks_the_operation_and_can_be_retried() {
     let mut fixture = compensation_failed();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "attention 0",
             "row CompensationFailed created free a:Failed#2?1 b:Compensated#2!1",
@@ -166,7 +169,7 @@ fn an_undo_that_fails_for_good_parks_the_operation_and_a_person_may_have_it_trie
     );
     fixture.recover(1, id(1), None, RecoveryVerb::RetryCompensation);
     fixture.load();
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     assert_eq!(again.last().unwrap(), "undo a#3 by 10000");
     assert!(
         again.iter().any(|line| line.starts_with("index")),
@@ -174,7 +177,7 @@ fn an_undo_that_fails_for_good_parks_the_operation_and_a_person_may_have_it_trie
     );
     fixture.undo_reply(id(1), reply("a", 3, undone()));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Compensated refused"
     );
     let history = &fixture.state(id(1)).history;
@@ -194,14 +197,14 @@ fn an_operator_reports_an_undone_step_and_the_compensation_continues() {
         fixture.load();
     }
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Compensated refused"
     );
     assert_eq!(fixture.state(id(1)).history.len(), 2, "a repeat is nothing");
 }
 
 #[test]
-fn the_row_of_a_parked_operation_is_kept_for_good_until_it_is_abandoned() {
+fn the_row_of_a_parked_operation_never_expires() {
     let keep_for = |fixture: &mut Fixture| {
         let batch = fixture.take().unwrap();
         fixture.settle(batch.number);
@@ -219,7 +222,7 @@ fn the_row_of_a_parked_operation_is_kept_for_good_until_it_is_abandoned() {
 }
 
 #[test]
-fn a_recovery_of_an_attempt_that_is_no_more_means_nothing() {
+fn a_recovery_of_a_superseded_attempt_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -235,7 +238,7 @@ fn a_recovery_of_an_attempt_that_is_no_more_means_nothing() {
     fixture.recover(1, id(1), None, retry(1));
     fixture.recover(2, id(1), None, retry(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Processing locked due 10655 a:TimedOut#1!1 b:NotStarted"],
         "the second finds that it is not due"
     );
@@ -243,18 +246,18 @@ fn a_recovery_of_an_attempt_that_is_no_more_means_nothing() {
     fixture.recover(3, id(1), None, retry(1));
     fixture.recover(4, id(1), None, retry(1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processing locked due 14200 a:Running#2!1 b:NotStarted",
             "ask a#2 by 13700",
         ],
-        "with the budget that was asked for"
+        "with the requested budget"
     );
     assert_eq!(fixture.engine.take_stats().recoveries, 2);
 }
 
 #[test]
-fn a_cancel_undoes_what_was_done_and_a_repeat_of_it_changes_nothing() {
+fn a_cancel_undoes_completed_steps_and_a_repeat_is_ignored() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
@@ -268,17 +271,17 @@ fn a_cancel_undoes_what_was_done_and_a_repeat_of_it_changes_nothing() {
     assert_eq!(
         fixture.engine.take_stats().late_successes,
         1,
-        "the attempt was under way when the cancel came"
+        "the attempt was running when the cancel arrived"
     );
 }
 
 #[test]
-fn a_cancel_that_comes_first_keeps_the_place_and_wins_over_the_create() {
+fn an_early_cancel_wins_over_the_create() {
     let mut fixture = Fixture::new();
     fixture.cancel(1);
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Cancelled created free", "status 1 Final Cancelled"]
     );
     let mut create = request(id(1));
@@ -286,7 +289,7 @@ fn a_cancel_that_comes_first_keeps_the_place_and_wins_over_the_create() {
     fixture.request(create.clone());
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Cancelled created free a:NotStarted b:NotStarted",
             "status 2 Final Cancelled",
@@ -296,7 +299,7 @@ fn a_cancel_that_comes_first_keeps_the_place_and_wins_over_the_create() {
     fixture.request(create);
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["status 0 Rejected Error id-conflict"]
     );
     assert_eq!(fixture.requests_checkpoint(), 3);
@@ -312,7 +315,7 @@ fn a_cancel_of_a_final_operation_is_refused_with_a_status_for_the_caller() {
     fixture.cancel(1);
     fixture.load();
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Processed created free a:Completed#1 b:Completed#1",
             "status 0 CancelRefused Processed final",
@@ -323,7 +326,7 @@ fn a_cancel_of_a_final_operation_is_refused_with_a_status_for_the_caller() {
 }
 
 #[test]
-fn what_is_asked_of_an_operation_that_was_cancelled_before_it_came_is_refused_for_that() {
+fn verbs_on_an_operation_cancelled_before_its_create_are_refused() {
     let mut fixture = Fixture::new();
     fixture.cancel(1);
     fixture.load();
@@ -353,7 +356,7 @@ fn what_is_asked_of_an_operation_that_was_cancelled_before_it_came_is_refused_fo
 }
 
 #[test]
-fn nothing_goes_back_once_a_pivot_is_completed() {
+fn nothing_is_undone_after_a_completed_pivot() {
     let mut fixture = with_steps(vec![
         StepDefinition {
             kind: StepKind::Pivot,
@@ -365,14 +368,14 @@ fn nothing_goes_back_once_a_pivot_is_completed() {
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
     fixture.cancel(1);
-    let commands = told(&fixture.round());
+    let commands = summary(&fixture.round());
     let refusal = "status 0 CancelRefused Processing past-pivot".to_owned();
     assert!(commands.contains(&refusal), "{commands:?}");
     assert_eq!(fixture.state(id(1)).state, ProcessState::Processing);
 }
 
 #[test]
-fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
+fn a_late_success_of_an_undone_step_is_undone() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -386,14 +389,14 @@ fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
     assert_eq!(fixture.state(id(1)).state, ProcessState::Cancelled);
     fixture.reply(id(1), success("a", 1));
     fixture.load();
-    let reopened = told(&fixture.round());
+    let reopened = summary(&fixture.round());
     assert!(
         reopened.iter().any(|line| line.starts_with("undo a#3")),
         "{reopened:?}"
     );
     fixture.undo_reply(id(1), reply("a", 3, undone()));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Cancelled"
     );
 }
@@ -412,8 +415,7 @@ fn compensated() -> Fixture {
 }
 
 #[test]
-fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_after_the_undo_began()
-{
+fn a_repeated_success_after_the_undo_began_is_undone_again() {
     // While the undo is in progress: it may precede the effect of the second copy.
     let mut fixture = refused_at_b();
     fixture.round();
@@ -421,7 +423,7 @@ fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_af
     fixture.round();
     fixture.reply(id(1), success("a", 1));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         [
             "row Compensating locked due 10500 a:Compensating#3 b:Compensated#2!1",
             "undo a#3 by 10000",
@@ -436,7 +438,7 @@ fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_af
     for attempt in [3, 4] {
         fixture.reply(id(1), success("a", 1));
         fixture.load();
-        let reopened = told(&fixture.round());
+        let reopened = summary(&fixture.round());
         let undo = format!("undo a#{attempt} by 10000");
         assert_eq!(
             reopened.last(),
@@ -444,31 +446,31 @@ fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_af
             "each copy of it is new evidence"
         );
         fixture.undo_reply(id(1), reply("a", attempt, undone()));
-        let ended = told(&fixture.round());
+        let ended = summary(&fixture.round());
         let status = format!("status {} Final Compensated refused", attempt - 1);
         assert_eq!(ended.last(), Some(&status));
     }
 }
 
 #[test]
-fn a_success_that_was_read_before_the_undo_began_is_no_evidence_when_its_record_is_read_again() {
+fn a_success_read_again_is_no_evidence() {
     let mut fixture = compensated();
     fixture.restart(0, 0);
     fixture.request(request(id(1)));
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), reply("b", 1, refused()));
     fixture.load();
-    let again = told(&fixture.round());
+    let again = summary(&fixture.round());
     assert_eq!(
         again.last().unwrap(),
         "status 1 Final Compensated refused",
-        "the new owner tells the same end again: {again:?}"
+        "the new owner repeats the final status: {again:?}"
     );
     assert_eq!(fixture.engine.take_stats().late_successes, 0);
 }
 
 #[test]
-fn a_success_at_an_offset_that_the_log_of_another_partition_had_is_evidence() {
+fn a_success_in_another_partition_at_a_known_offset_is_evidence() {
     let mut fixture = compensated();
     let row = fixture.rows.get_mut(&id(1)).unwrap();
     row.state.last_reply.as_mut().unwrap().partition = PartitionId(1);
@@ -480,15 +482,18 @@ fn a_success_at_an_offset_that_the_log_of_another_partition_had_is_evidence() {
 }
 
 #[test]
-fn a_success_that_came_without_a_record_after_the_undo_began_is_undone_once_more() {
+fn a_direct_success_after_the_undo_began_is_undone_again() {
     let mut fixture = compensated();
     fixture.reply_directly(id(1), success("a", 1));
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "undo a#3 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "undo a#3 by 10000"
+    );
 }
 
 #[test]
-fn an_attempt_that_was_asked_for_again_settles_before_its_step_is_undone() {
+fn a_repeated_attempt_settles_before_its_step_is_undone() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -496,7 +501,10 @@ fn an_attempt_that_was_asked_for_again_settles_before_its_step_is_undone() {
     fixture.now = T0 + ms(2_000);
     fixture.request(request(id(1)));
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 12000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask a#1 by 12000"
+    );
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), reply("b", 1, refused()));
     let failed = fixture.round();
@@ -504,19 +512,22 @@ fn an_attempt_that_was_asked_for_again_settles_before_its_step_is_undone() {
     fixture.round();
     fixture.undo_reply(id(1), reply("b", 2, undone()));
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["row Compensating locked due 13000 a:Compensating#1 b:Compensated#2!1"],
         "the other copy may act until 12000, and a second after"
     );
     fixture.hint(T0 + ms(13_000), id(1));
     fixture.pass(ms(11_000));
     fixture.load();
-    let told = told(&fixture.round());
-    assert!(told.contains(&"undo a#2 by 23000".to_owned()), "{told:?}");
+    let summary = summary(&fixture.round());
+    assert!(
+        summary.contains(&"undo a#2 by 23000".to_owned()),
+        "{summary:?}"
+    );
 }
 
 #[test]
-fn a_late_success_of_a_step_without_effect_leaves_a_cancelled_operation_as_it_is() {
+fn a_late_success_of_a_step_without_effect_is_ignored() {
     let pure = StepDefinition {
         kind: StepKind::Pure,
         compensation: None,
@@ -535,7 +546,7 @@ fn a_late_success_of_a_step_without_effect_leaves_a_cancelled_operation_as_it_is
 }
 
 #[test]
-fn a_resubmitted_operation_goes_on_where_it_failed() {
+fn a_resubmitted_operation_continues_at_the_failed_step() {
     let mut fixture = with_steps(vec![
         step("a"),
         StepDefinition {
@@ -554,7 +565,7 @@ fn a_resubmitted_operation_goes_on_where_it_failed() {
     };
     fixture.recover(1, id(1), None, RecoveryVerb::Park { seen });
     assert_eq!(
-        told(&fixture.round())[2..],
+        summary(&fixture.round())[2..],
         [
             "alert operation-parked refused",
             "status 1 Final Error refused",
@@ -562,16 +573,19 @@ fn a_resubmitted_operation_goes_on_where_it_failed() {
     );
     fixture.recover(2, id(1), None, RecoveryVerb::Resubmit);
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask b#2 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask b#2 by 10000"
+    );
     fixture.reply(id(1), success("b", 2));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Processed"
     );
 }
 
 #[test]
-fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twice() {
+fn a_resubmitted_step_that_fails_again_is_decided_again() {
     let parking = StepDefinition {
         on_failure: Some(OnFailure::Park),
         ..step("a")
@@ -613,7 +627,7 @@ fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twi
 }
 
 #[test]
-fn a_reschedule_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_again() {
+fn a_reschedule_beyond_the_history_is_applied_once() {
     let mut fixture = Fixture::new();
     let reschedule_often = |fixture: &mut Fixture| {
         for number in 1..=100_u32 {
@@ -638,7 +652,7 @@ fn a_reschedule_that_the_history_has_no_room_for_is_not_applied_again_when_it_is
 }
 
 #[test]
-fn a_verb_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_again() {
+fn a_verb_beyond_the_history_is_applied_once() {
     let mut fixture = compensation_failed();
     fixture.round();
     let refused_often = |fixture: &mut Fixture, numbers: std::ops::Range<u128>| {
@@ -671,7 +685,7 @@ fn a_verb_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_
 }
 
 #[test]
-fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
+fn a_reschedule_changes_inputs_until_a_step_uses_them() {
     let mut fixture = with_steps(vec![
         step("a"),
         StepDefinition {
@@ -695,15 +709,15 @@ fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
     });
     assert_eq!(input, Some(br#"{"weight":4}"#.to_vec()));
     fixture.amend(2, heavier(5));
-    let told = told(&fixture.round());
+    let summary = summary(&fixture.round());
     assert_eq!(
-        told.last().unwrap(),
+        summary.last().unwrap(),
         "status 0 RescheduleRefused Processing step-sent"
     );
 }
 
 #[test]
-fn only_the_position_in_its_partition_decides_that_a_reschedule_precedes_its_create() {
+fn a_reschedule_precedes_its_create_by_position_only() {
     // From the request's own partition, and from another one, after the number of partitions has
     // grown.
     for (partition, answer) in [
@@ -732,8 +746,8 @@ fn only_the_position_in_its_partition_decides_that_a_reschedule_precedes_its_cre
             },
         );
         fixture.load();
-        let told = told(&fixture.round());
-        assert!(told.iter().any(|line| line == answer), "{told:?}");
+        let summary = summary(&fixture.round());
+        assert!(summary.iter().any(|line| line == answer), "{summary:?}");
     }
 }
 
@@ -743,10 +757,10 @@ fn a_caller_with_its_own_topic_gets_each_step_status_in_order() {
     let mut request = request(id(1));
     request.reply_to = Some("acme.status".to_owned());
     fixture.request(request);
-    let mut statuses = told(&fixture.round());
+    let mut statuses = summary(&fixture.round());
     for step in ["a", "b"] {
         fixture.reply(id(1), success(step, 1));
-        statuses.extend(told(&fixture.round()));
+        statuses.extend(summary(&fixture.round()));
     }
     statuses.retain(|line| line.starts_with("status"));
     assert_eq!(
@@ -761,7 +775,7 @@ fn a_caller_with_its_own_topic_gets_each_step_status_in_order() {
 }
 
 #[test]
-fn the_supervisor_parks_what_can_only_go_forward() {
+fn an_operation_past_its_pivot_is_parked_by_the_supervisor() {
     let pivot = StepDefinition {
         kind: StepKind::Pivot,
         compensation: None,
@@ -777,7 +791,7 @@ fn the_supervisor_parks_what_can_only_go_forward() {
 }
 
 #[test]
-fn a_step_that_cannot_be_undone_and_is_known_to_stand_is_left_to_a_person() {
+fn a_completed_step_that_cannot_be_undone_needs_an_operator() {
     let mut fixture = with_steps(vec![StepDefinition {
         kind: StepKind::Irreversible,
         compensation: None,
@@ -794,9 +808,9 @@ fn a_step_that_cannot_be_undone_and_is_known_to_stand_is_left_to_a_person() {
     fixture.reply(id(1), reply("a", 2, refused()));
     let failed = fixture.round();
     fixture.decide(&failed);
-    let told = told(&fixture.round());
+    let summary = summary(&fixture.round());
     let parked = "status 1 Final CompensationFailed manual-undo-needed";
-    assert_eq!(told.last().unwrap(), parked);
+    assert_eq!(summary.last().unwrap(), parked);
 }
 
 #[test]
@@ -807,9 +821,9 @@ fn an_undo_that_fails_again_raises_another_alert() {
     fixture.load();
     fixture.round();
     fixture.undo_reply(id(1), reply("a", 3, refused()));
-    let told = told(&fixture.round());
+    let summary = summary(&fixture.round());
     assert_eq!(
-        told[told.len() - 2..],
+        summary[summary.len() - 2..],
         [
             "alert compensation-failed refused",
             "status 2 Final CompensationFailed refused",
@@ -818,7 +832,7 @@ fn an_undo_that_fails_again_raises_another_alert() {
 }
 
 #[test]
-fn what_runs_beside_a_failure_still_counts_while_the_operation_is_parked() {
+fn steps_that_run_beside_a_failure_still_complete() {
     let beside = |name| StepDefinition {
         after: Some(Vec::new()),
         on_failure: Some(OnFailure::Park),
@@ -839,7 +853,7 @@ fn what_runs_beside_a_failure_still_counts_while_the_operation_is_parked() {
     fixture.round();
     fixture.reply(id(1), success("a", 2));
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "status 2 Final Processed"
     );
 }

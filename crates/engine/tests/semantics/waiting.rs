@@ -5,7 +5,9 @@ use waybill_engine::{
     StepDefinition,
 };
 
-use crate::fixture::{Fixture, T0, error, id, ms, reply, request, step, success, told, with_steps};
+use crate::fixture::{
+    Fixture, T0, error, id, ms, reply, request, step, success, summary, with_steps,
+};
 
 #[test]
 fn a_waiting_step_is_retried_without_limit_and_raises_one_alert() {
@@ -26,7 +28,7 @@ fn a_waiting_step_is_retried_without_limit_and_raises_one_alert() {
         };
         fixture.reply(id(1), reply("a", attempt, busy));
         fixture.load();
-        let commands = told(&fixture.round());
+        let commands = summary(&fixture.round());
         alerts += commands
             .iter()
             .filter(|line| *line == "alert waiting busy")
@@ -69,7 +71,7 @@ fn a_new_owner_repeats_the_alert_about_a_step_that_keeps_failing() {
 }
 
 #[test]
-fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step() {
+fn an_unreachable_deadline_stops_the_operation_before_the_next_step() {
     let mut fixture = Fixture::new();
     let mut hurried = request(id(1));
     hurried.deadline = Some(T0 + ms(20_000));
@@ -79,17 +81,17 @@ fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step()
     fixture.reply(id(1), success("a", 1));
     let failed = fixture.round();
     assert_eq!(
-        told(&failed).last().unwrap(),
+        summary(&failed).last().unwrap(),
         "failed deadline-unreachable",
         "step b may take ten seconds"
     );
     fixture.decide(&failed);
-    let told = told(&fixture.round());
-    assert_eq!(told.last().unwrap(), "undo a#2 by 20001");
+    let summary = summary(&fixture.round());
+    assert_eq!(summary.last().unwrap(), "undo a#2 by 20001");
 }
 
 #[test]
-fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadline() {
+fn a_wait_past_the_deadline_stops_the_operation_at_once() {
     let busy = Outcome::NotAttempted {
         error: error("circuit-open"),
         retry_after_ms: 5_000,
@@ -101,7 +103,10 @@ fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadli
     fixture.round();
     fixture.reply(id(1), reply("a", 1, busy));
     let failed = fixture.round();
-    assert_eq!(told(&failed).last().unwrap(), "failed deadline-unreachable");
+    assert_eq!(
+        summary(&failed).last().unwrap(),
+        "failed deadline-unreachable"
+    );
     let error = fixture.state(id(1)).error.clone().unwrap().error;
     assert_eq!(
         error.message,
@@ -112,7 +117,7 @@ fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadli
     hurried.operation = id(2);
     fixture.request(hurried.clone());
     assert_eq!(
-        told(&fixture.round()).last().unwrap(),
+        summary(&fixture.round()).last().unwrap(),
         "failed deadline-unreachable"
     );
     hurried.operation = id(3);
@@ -136,7 +141,7 @@ fn an_attempt_that_waits_for_room_does_not_make_its_deadline_unreachable() {
     for number in 2..4_000 {
         fixture.request(request(id(number)));
     }
-    let commands = told(&fixture.round());
+    let commands = summary(&fixture.round());
     assert!(
         !commands.iter().any(|line| line.starts_with("failed")),
         "all have a minute, and need twenty seconds"
@@ -146,7 +151,7 @@ fn an_attempt_that_waits_for_room_does_not_make_its_deadline_unreachable() {
 }
 
 #[test]
-fn an_agent_that_would_not_try_is_left_alone_for_five_minutes_at_most() {
+fn an_agent_is_throttled_for_five_minutes_at_most() {
     let closed = Outcome::NotAttempted {
         error: error("circuit-open"),
         retry_after_ms: u32::MAX,
@@ -184,7 +189,7 @@ fn an_unreadable_row_blocks_nothing_and_raises_an_alert() {
         cause: "it ends early".to_owned(),
     });
     assert_eq!(
-        told(&fixture.round()),
+        summary(&fixture.round()),
         ["index 600000", "alert row-unreadable row-unreadable",],
         "it is looked at again when the row may have been restored"
     );
@@ -208,15 +213,15 @@ fn an_unreadable_row_blocks_nothing_and_raises_an_alert() {
     fixture.cancel(1);
     assert_eq!(fixture.engine.loads(), [id(1)]);
     fixture.apply(unloadable());
-    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(summary(&fixture.round()), [""; 0]);
     fixture.hint(T0 + ms(600_000), id(1));
     assert_eq!(fixture.engine.loads(), [id(1)]);
     fixture.apply(unloadable());
-    assert_eq!(told(&fixture.round()).len(), 2);
+    assert_eq!(summary(&fixture.round()).len(), 2);
 }
 
 #[test]
-fn a_reply_that_came_while_its_row_could_not_be_read_ends_its_attempt_once_it_can_be() {
+fn a_reply_to_an_unreadable_row_is_applied_once_the_row_is_readable() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -242,12 +247,15 @@ fn a_reply_that_came_while_its_row_could_not_be_read_ends_its_attempt_once_it_ca
     let budget = ms(10_000);
     fixture.recover(1, id(1), None, RecoveryVerb::Retry { seen, budget });
     fixture.load();
-    assert_eq!(told(&fixture.round()).last().unwrap(), "ask b#1 by 22000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "ask b#1 by 22000"
+    );
     assert_eq!(fixture.engine.take_stats().time_outs, 0);
 }
 
 #[test]
-fn outputs_that_fit_into_no_row_fail_their_step_and_it_is_undone() {
+fn outputs_too_large_for_a_row_fail_their_step() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     let outputs = vec![(
@@ -256,9 +264,12 @@ fn outputs_that_fit_into_no_row_fail_their_step_and_it_is_undone() {
     )];
     fixture.reply(id(1), reply("a", 1, Outcome::Success { outputs }));
     let failed = fixture.round();
-    assert_eq!(told(&failed).last().unwrap(), "failed outputs-too-long");
+    assert_eq!(summary(&failed).last().unwrap(), "failed outputs-too-long");
     fixture.decide(&failed);
-    assert_eq!(told(&fixture.round()).last().unwrap(), "undo a#2 by 10000");
+    assert_eq!(
+        summary(&fixture.round()).last().unwrap(),
+        "undo a#2 by 10000"
+    );
 }
 
 #[test]

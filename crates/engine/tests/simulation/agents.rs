@@ -363,7 +363,7 @@ impl Run {
     /// Until when the process of a task is paused.
     fn asker_sleeps_until(&self, task: usize) -> Option<Timestamp> {
         let asked_by = self.agents.tasks.get(task)?.asked_by?;
-        let until = self.owners[asked_by].stands_still_until;
+        let until = self.owners[asked_by].paused_until;
         (until > self.now).then_some(until)
     }
 

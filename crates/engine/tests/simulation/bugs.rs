@@ -64,15 +64,13 @@ impl Bug {
     pub fn describe(self) -> &'static str {
         match self {
             Self::CheckpointEarly => "The checkpoint moves over everything that was read",
-            Self::SendBeforePersist => {
-                "Messages are sent when the batch is taken, not when its rows are durable"
-            }
+            Self::SendBeforePersist => "Messages are sent before their rows are durable",
             Self::SettleBeforeAcknowledged => {
                 "A batch counts as settled when its messages are sent, not when they are acknowledged"
             }
-            Self::IgnoreLease => "An owner whose lease has run out goes on sending",
+            Self::IgnoreLease => "An owner whose lease has expired keeps sending",
             Self::IgnoreStamps => "A write with a lower stamp overwrites a higher one",
-            Self::ForgetStampFloor => "A new owner's stamps may lie below its predecessor's",
+            Self::ForgetStampFloor => "A new owner's stamps may be below its predecessor's",
             Self::RecoverTwice => {
                 "A recovery is applied to the attempt after the one that was seen, too"
             }
@@ -96,8 +94,8 @@ impl Bug {
             Self::UndoBeforeSettled => {
                 "A step of unknown outcome is undone before late calls can no longer take effect"
             }
-            Self::WorkPastCompleteBy => "An agent begins work past its complete-by",
-            Self::KeyPerAttempt => "Every attempt has an idempotency key of its own",
+            Self::WorkPastCompleteBy => "An agent starts work past its complete-by",
+            Self::KeyPerAttempt => "Every attempt has its own idempotency key",
             Self::ResumeWithoutAsking => "A new owner does not ask again for what runs",
             Self::TimeOutBeforeInboxIsRead => {
                 "Time-outs are applied before the inbox is read to its end"
@@ -109,10 +107,10 @@ impl Bug {
             Self::LoseOwnerNotice => "A notice to an owner is not waited for, and lost in a crash",
             Self::LoseTombstone => "A cancel that comes before its create leaves no row",
             Self::BeginBeforeTaken => {
-                "A shard of a new layout begins before those that it follows were taken"
+                "A shard of a new layout begins before its parents have ended"
             }
             Self::MergeAtHighest => {
-                "A shard that merges others begins where the one stood that was furthest"
+                "A merged shard begins at the highest of its parents' checkpoints"
             }
         }
     }

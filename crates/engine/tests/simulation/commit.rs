@@ -204,14 +204,14 @@ impl Run {
 
     /// Part of a commit becomes durable, or the rest.
     pub fn land(&mut self, index: usize, is_rest: bool) {
-        let stands_still_until = self.owners[index].stands_still_until;
+        let paused_until = self.owners[index].paused_until;
         let Some(commit) = &mut self.owners[index].commit else {
             return;
         };
         let latest = commit.began + Duration::from_micros(WRITE_LATE_MICROS);
-        if commit.is_buffered && stands_still_until.min(latest) > self.now {
+        if commit.is_buffered && paused_until.min(latest) > self.now {
             // The unsent writes are paused together with the process.
-            let at = stands_still_until.min(latest);
+            let at = paused_until.min(latest);
             let owner = index;
             return self.queue.push(at, What::Land { owner, is_rest });
         }
@@ -333,8 +333,8 @@ impl Run {
         if is_buffered && owner.life == Life::Crashed {
             return;
         }
-        if is_buffered && owner.stands_still_until > self.now {
-            let at = owner.stands_still_until + Duration::from_micros(10);
+        if is_buffered && owner.paused_until > self.now {
+            let at = owner.paused_until + Duration::from_micros(10);
             let what = What::Arrive {
                 owner: index,
                 batch,

@@ -202,7 +202,7 @@ impl Run {
         if !self.judge.intents.contains(&intent) {
             self.fail(Rule::MessageBeforeRow, request.operation, || {
                 format!(
-                    "{} was asked for without a row that intends it",
+                    "{} was requested without a row that intends it",
                     describe(request)
                 )
             });

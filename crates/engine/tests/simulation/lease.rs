@@ -121,7 +121,7 @@ impl Run {
 
     /// Ends a shard of an earlier layout for good, if its owner has released it or is silent.
     fn end(&mut self, key: LeaseKey) -> Option<Lease> {
-        let stands = match self.store.leases.get(&key) {
+        let current = match self.store.leases.get(&key) {
             Some(lease) if lease.is_ended => return Some(lease.clone()),
             Some(lease) if self.bug == Some(Bug::BeginBeforeTaken) => return Some(lease.clone()),
             Some(lease) if !self.may_be_taken(lease) => return None,
@@ -129,13 +129,13 @@ impl Run {
             None => self.beginning(key)?,
         };
         let ended = Lease {
-            epoch: stands.epoch.next(),
+            epoch: current.epoch.next(),
             changed_at: self.now,
             is_free: true,
             is_ended: true,
-            ..stands
+            ..current
         };
-        self.note_all(|| format!("{key:?} is taken for good: {ended:?}"));
+        self.note_all(|| format!("{key:?} is ended: {ended:?}"));
         self.store.leases.insert(key, ended.clone());
         Some(ended)
     }
@@ -150,7 +150,7 @@ impl Run {
             shards_per_partition: others[self.rng.index(others.len())],
             ..scheme
         };
-        self.note_all(|| format!("the work is divided anew: {next}"));
+        self.note_all(|| format!("the sharding changes: {next}"));
         self.store.layouts.push(next);
         for shard in self.watched..next.shards() {
             let shard = ShardId(shard);

@@ -45,7 +45,7 @@ const FOUND_FAULTS: [u64; 6] = [93_427, 98_899, 317_788, 416_810, 686_207, 961_3
 const THREADS: u64 = 2;
 
 #[test]
-fn whatever_fails_and_whenever_nothing_is_lost_done_twice_or_left_half_undone() {
+fn random_faults_lose_duplicate_or_half_undo_nothing() {
     if let Some(seed) = setting("WAYBILL_SEED") {
         return report(seed);
     }
@@ -60,7 +60,7 @@ fn whatever_fails_and_whenever_nothing_is_lost_done_twice_or_left_half_undone() 
 }
 
 #[test]
-fn faults_that_were_found_once_do_not_come_back() {
+fn known_bugs_do_not_return() {
     for seed in FOUND_FAULTS {
         report(seed);
     }
@@ -140,7 +140,7 @@ fn assert_everything_was_seen(seen: &Seen, seeds: u64) {
 }
 
 #[test]
-fn the_same_seed_takes_the_same_course() {
+fn the_same_seed_gives_the_same_run() {
     for seed in 0..100 {
         let (first, second) = (run(seed, None, false), run(seed, None, true));
         assert!(first.seen.events > 0);
@@ -151,10 +151,7 @@ fn the_same_seed_takes_the_same_course() {
 
 /// A number from the environment.
 fn setting(name: &str) -> Option<u64> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "which seeds to run is a question to whoever runs the test"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the developer chooses the seeds")]
     let value = std::env::var(name).ok()?;
     Some(
         value

@@ -16,7 +16,7 @@ struct Caught {
 }
 
 #[test]
-fn every_planted_bug_is_caught_as_the_docs_say() {
+fn every_planted_bug_is_caught_as_documented() {
     let mut wrong = Vec::new();
     for bug in Bug::ALL {
         let Some(caught) = catch(bug) else {
@@ -26,7 +26,7 @@ fn every_planted_bug_is_caught_as_the_docs_say() {
         let row = row_of(bug, &caught);
         #[expect(
             clippy::disallowed_macros,
-            reason = "the table is for whoever writes the docs"
+            reason = "the table is copied into the docs"
         )]
         {
             println!("{row}");

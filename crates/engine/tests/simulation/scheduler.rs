@@ -47,9 +47,9 @@ pub struct Owner {
     pub engine: Option<PartitionEngine>,
     pub clock: Clock,
     pub life: Life,
-    pub stands_still_until: Timestamp,
+    pub paused_until: Timestamp,
     /// It was paused, and has not yet read the replies that arrived meanwhile.
-    stood_still: bool,
+    was_paused: bool,
     /// Since when it waits to release its lease.
     releasing_since: Option<Timestamp>,
     /// It may act until this time.
@@ -92,8 +92,8 @@ impl Owner {
             engine: None,
             clock,
             life: Life::Runs,
-            stands_still_until: lease.changed_at,
-            stood_still: false,
+            paused_until: lease.changed_at,
+            was_paused: false,
             releasing_since: None,
             valid_until: lease.changed_at,
             inbox_end: 0,
@@ -186,10 +186,10 @@ impl Run {
     /// Whether an owner acts; it may also die or pause at this moment.
     pub fn is_up(&mut self, index: usize) -> bool {
         let owner = &self.owners[index];
-        if owner.life != Life::Runs || owner.stands_still_until > self.now {
+        if owner.life != Life::Runs || owner.paused_until > self.now {
             return false;
         }
-        if owner.stood_still {
+        if owner.was_paused {
             self.wake_up(index);
         }
         let left = self.plan.owner_crashes + self.plan.owner_pauses + self.plan.owner_stops;
@@ -206,9 +206,9 @@ impl Run {
                 self.plan.owner_pauses -= 1;
                 self.seen.count(Sight::Pauses);
                 let micros = self.rng.between(1_000, 5_000_000);
-                self.owners[index].stands_still_until = self.now + Duration::from_micros(micros);
-                self.owners[index].stood_still = true;
-                self.note_all(|| format!("owner {index} stands still for {micros} µs"));
+                self.owners[index].paused_until = self.now + Duration::from_micros(micros);
+                self.owners[index].was_paused = true;
+                self.note_all(|| format!("owner {index} is paused for {micros} µs"));
                 false
             }
             2 if self.plan.owner_stops > 0 && self.owners[index].engine.is_some() => {
@@ -225,7 +225,7 @@ impl Run {
     /// The inbox must be read to its current end before any time-out.
     fn wake_up(&mut self, index: usize) {
         let owner = &mut self.owners[index];
-        owner.stood_still = false;
+        owner.was_paused = false;
         if owner.engine.is_none() || self.bug == Some(Bug::TimeOutBeforeInboxIsRead) {
             return;
         }
@@ -238,7 +238,7 @@ impl Run {
     pub fn when_up(&mut self, index: usize, what: What) {
         let owner = &self.owners[index];
         if owner.life == Life::Runs {
-            self.queue.push(owner.stands_still_until, what);
+            self.queue.push(owner.paused_until, what);
         }
     }
 

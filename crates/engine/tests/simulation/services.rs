@@ -27,7 +27,7 @@ pub struct Effect {
     key: Option<String>,
     /// How often it was made.
     pub made: u32,
-    pub stands: bool,
+    pub exists: bool,
     /// It was undone, and later requests are refused.
     tombstone: bool,
     /// There was more than one request for one attempt.
@@ -51,7 +51,7 @@ impl Services {
                 step,
                 key: None,
                 made: 0,
-                stands: false,
+                exists: false,
                 tombstone: false,
                 has_copies: false,
                 attempts: Vec::new(),
@@ -61,9 +61,9 @@ impl Services {
         &mut self.effects[index]
     }
 
-    pub fn stands(&self, operation: OperationId, step: usize) -> bool {
+    pub fn exists(&self, operation: OperationId, step: usize) -> bool {
         self.of(operation)
-            .any(|effect| effect.step == step && effect.stands)
+            .any(|effect| effect.step == step && effect.exists)
     }
 
     pub fn of(&self, operation: OperationId) -> impl Iterator<Item = &Effect> {
@@ -81,7 +81,7 @@ impl Effect {
 
     /// A person undoes it, and sees to it that it stays so.
     pub fn undo_by_hand(&mut self) {
-        self.stands = false;
+        self.exists = false;
         self.tombstone = true;
     }
 }
@@ -120,7 +120,7 @@ impl Run {
             return Outcome::Success { outputs };
         }
         let effect = self.services.effect(operation, step);
-        if effect.key.as_ref() == Some(&key) && (effect.stands || !effect.tombstone) {
+        if effect.key.as_ref() == Some(&key) && (effect.exists || !effect.tombstone) {
             return Outcome::Success { outputs };
         }
         if effect.tombstone {
@@ -133,7 +133,7 @@ impl Run {
             };
         }
         effect.made += 1;
-        effect.stands = true;
+        effect.exists = true;
         effect.key = Some(key);
         let made = effect.made;
         self.note(operation, || {
@@ -156,10 +156,10 @@ impl Run {
             effect.key = None;
             effect.made = 0;
         }
-        let stood = std::mem::take(&mut effect.stands);
+        let existed = std::mem::take(&mut effect.exists);
         let state = self.store.row(request.operation).map(|row| &row.state);
         let is_late = state.is_some_and(|state| state.steps[step].late_success.is_some());
-        if stood && is_late {
+        if existed && is_late {
             self.seen.count(Sight::LateEffectsUndone);
         }
         let is_confirmed = state.is_some_and(|state| {
@@ -168,14 +168,14 @@ impl Run {
                 .settled_at
                 .is_some_and(|at| progress.changed_at >= at)
         });
-        if stood && is_confirmed {
+        if existed && is_confirmed {
             self.seen.count(Sight::ConfirmationsThatUndid);
         }
         self.note(request.operation, || {
-            let what = if stood {
+            let what = if existed {
                 "undone"
             } else {
-                "undone, nothing stood"
+                "undone, nothing existed"
             };
             format!("service: effect of {} {what}", request.step)
         });

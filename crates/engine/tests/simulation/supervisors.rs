@@ -30,7 +30,7 @@ pub struct Supervisor {
     pub clock: Clock,
     name: String,
     incarnation: u32,
-    stands_still_until: Timestamp,
+    paused_until: Timestamp,
     /// The state of each index shard that it holds, by partition.
     index_shards: Vec<Option<Sweep>>,
 }
@@ -84,7 +84,7 @@ impl Supervisor {
                 clock: Clock::new(offset),
                 name: format!("supervisor-{number}"),
                 incarnation: 0,
-                stands_still_until: now,
+                paused_until: now,
                 index_shards: (0..plan.partitions).map(|_| None).collect(),
             }
         };
@@ -119,8 +119,8 @@ impl Run {
         if supervisor.incarnation != incarnation {
             return None;
         }
-        if supervisor.stands_still_until > self.now {
-            let at = supervisor.stands_still_until;
+        if supervisor.paused_until > self.now {
+            let at = supervisor.paused_until;
             self.queue.push(at, what);
             return None;
         }
@@ -131,9 +131,9 @@ impl Run {
         let micros = self.rng.between(1_000, 4_000_000);
         let supervisor = &mut self.supervisors[index];
         if self.rng.chance(40) {
-            supervisor.stands_still_until = self.now + Duration::from_micros(micros);
-            let at = supervisor.stands_still_until;
-            self.note_all(|| format!("supervisor {index} stands still for {micros} µs"));
+            supervisor.paused_until = self.now + Duration::from_micros(micros);
+            let at = supervisor.paused_until;
+            self.note_all(|| format!("supervisor {index} is paused for {micros} µs"));
             self.queue.push(at, what);
             return None;
         }

@@ -59,8 +59,8 @@ impl AuthConfig {
     /// Checks the rules that span several keys.
     pub fn check(&self) -> Result<(), ConfigError> {
         let jwt = &self.jwt;
-        let is_said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let (issuer, audience) = (is_said(&jwt.issuer), is_said(&jwt.audience));
+        let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let (issuer, audience) = (is_set(&jwt.issuer), is_set(&jwt.audience));
         let needed = "is required with auth.jwt.jwksFile: without it, tokens for other services \
                       would be accepted";
         let rules = [

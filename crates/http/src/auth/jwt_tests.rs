@@ -262,8 +262,8 @@ fn claims_must_match_the_configuration() {
         (without_tenant, "names no tenant"),
     ];
     for (claims, expected) in cases {
-        let said = refused(&jwt, &key.token(&claims));
-        assert!(said.contains(expected), "{claims}: {said}");
+        let message = refused(&jwt, &key.token(&claims));
+        assert!(message.contains(expected), "{claims}: {message}");
     }
     for good in [
         with("aud", json!(["else", "waybill"])),
@@ -310,7 +310,7 @@ fn a_verified_token_is_refused_once_its_key_is_removed() {
 }
 
 #[test]
-fn a_token_without_a_key_id_is_taken_where_one_key_can_be_meant() {
+fn a_token_without_a_key_id_is_accepted_if_one_key_matches() {
     let [one, two] = ["one", "two"].map(Signing::ed25519);
     let token = one.token_with(&json!({"alg": "EdDSA"}), &claims());
     assert!(at(&jwt(&[&one]), &token, NOW).is_ok());
@@ -386,6 +386,6 @@ fn an_invalid_key_set_is_refused_with_its_position() {
     let others = json!([good, {"kty": "EC", "crv": "P-521"}, {"kty": "AKP", "alg": "ML-DSA-44"}]);
     assert!(
         of_set(&json!({"keys": others})).is_ok(),
-        "what is not known is left out"
+        "unknown values are left out"
     );
 }

@@ -45,7 +45,7 @@ fn a_caller_with_a_known_token_has_the_rights_of_its_entry() {
 }
 
 #[test]
-fn tokens_come_and_go_with_their_file() {
+fn changes_of_the_token_file_take_effect() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let [old, new] = [(); 2].map(|()| NewToken::make());
     std::fs::write(file.path(), entry("a", &old, "read", "*")).unwrap();
@@ -59,7 +59,7 @@ fn tokens_come_and_go_with_their_file() {
     std::fs::write(file.path(), &both).unwrap();
     assert_eq!(known(), [true, true]);
     std::fs::write(file.path(), &both[..both.len() - 9]).unwrap();
-    assert_eq!(known(), [true, true], "what is broken changes nothing");
+    assert_eq!(known(), [true, true], "a broken file changes nothing");
     std::fs::write(file.path(), entry("b", &new, "read", "*")).unwrap();
     assert_eq!(known(), [false, true]);
 }
@@ -75,7 +75,7 @@ fn without_authentication_every_caller_may_do_everything() {
 }
 
 #[test]
-fn the_token_of_the_process_itself_is_known_to_it_alone() {
+fn the_internal_token_is_valid_only_in_its_process() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[]").unwrap();
     let [here, elsewhere] = [(); 2].map(|()| of_file(file.path()));

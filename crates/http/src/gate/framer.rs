@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_looks_like_a_body_is_seen_after_each_framing() {
+    fn a_head_after_each_kind_of_body_is_recognized() {
         let chunked = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
         for before in [
             GOOD.to_owned(),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn http2_passes_as_it_is_and_only_as_the_first_thing() {
+    fn http2_passes_only_at_the_start_of_a_connection() {
         let preface = HTTP2_PREFACE.to_vec();
         for cut in 1..preface.len() {
             let (passed, framer) = pass(&preface[..cut]);

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_head_says_how_its_body_is_framed() {
+    fn the_framing_of_a_valid_head_is_found() {
         let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n";
         assert_eq!(
             read(format!("{head}body").as_bytes(), 512, 8),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shape_that_two_readers_may_frame_differently_is_refused() {
+    fn every_ambiguously_framed_request_is_refused() {
         let cases = [
             (
                 "Content-Length: 4\r\nTransfer-Encoding: chunked",

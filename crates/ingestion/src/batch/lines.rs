@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_the_same_however_they_arrive() {
+    fn lines_are_found_in_pieces_of_any_size() {
         let cases: [(&str, &[Option<&str>]); 12] = [
             ("", &[]),
             ("a", &[Some("a")]),

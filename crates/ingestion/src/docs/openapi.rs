@@ -32,7 +32,7 @@ use self::examples::{
     operation_example, operation_view_example, with,
 };
 use crate::route::{BATCH, DELIVERIES, DOCS, OPENAPI, OPERATIONS, PROBLEMS};
-use crate::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationView};
+use crate::view::{AcceptedView, BatchLine, DeliveryView, OperationIdsView, OperationView};
 
 /// The document, as JSON, of a server with authentication (`is_guarded`) or without.
 pub fn document(is_guarded: bool) -> String {
@@ -146,7 +146,7 @@ pub fn document(is_guarded: bool) -> String {
     let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
     add_schema::<AcceptedView<'_>>(&mut schemas);
     add_schema::<DeliveryView>(&mut schemas);
-    add_schema::<KnownView<'_>>(&mut schemas);
+    add_schema::<OperationIdsView<'_>>(&mut schemas);
     add_schema::<OperationView>(&mut schemas);
     add_schema::<BatchLine<'_>>(&mut schemas);
     add_schema::<DeliveryRequest>(&mut schemas);
@@ -346,15 +346,15 @@ fn repeated<T: ToSchema>(example: Value) -> Response {
              without the scope `read`.",
         )
         .header("Location", location_header())
-        .content(JSON, content(known::<T>(), example))
+        .content(JSON, content(operation_or_ids::<T>(), example))
         .build()
 }
 
 /// The operation, or only its IDs.
-fn known<T: ToSchema>() -> RefOr<Schema> {
+fn operation_or_ids<T: ToSchema>() -> RefOr<Schema> {
     let either = AnyOfBuilder::new()
         .item(reference::<T>())
-        .item(reference::<KnownView<'_>>());
+        .item(reference::<OperationIdsView<'_>>());
     RefOr::T(Schema::AnyOf(either.build()))
 }
 

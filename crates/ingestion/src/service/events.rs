@@ -29,9 +29,9 @@ use waybill_http::problem::{FieldProblem, Kind, Problem};
 use self::cursor::EventCursor;
 use super::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
 use crate::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
-use crate::shares::{Place, Places};
 use crate::status::{self, Query, Status};
 use crate::store_reads::StoreReads;
+use crate::tenant_semaphore::{RevocablePermit, TenantSemaphore};
 use crate::token::StatusToken;
 
 /// How often rows are polled.
@@ -58,7 +58,7 @@ enum Seen {
 #[derive(Debug)]
 pub struct Events {
     reads: Arc<StoreReads>,
-    places: Places,
+    permits: TenantSemaphore,
     followed: Mutex<HashMap<OperationId, watch::Sender<Seen>>>,
     begun: Notify,
     heartbeat: Duration,
@@ -68,7 +68,7 @@ pub struct Events {
 #[derive(Debug)]
 struct Following {
     seen: watch::Receiver<Seen>,
-    place: Place,
+    permit: RevocablePermit,
 }
 
 impl Events {
@@ -76,7 +76,11 @@ impl Events {
     pub fn new(reads: Arc<StoreReads>, streams_max: usize, heartbeat: Duration) -> Self {
         Self {
             reads,
-            places: Places::new(streams_max, EVENT_STREAMS.of([]), &EVENT_STREAMS_MAX.of([])),
+            permits: TenantSemaphore::new(
+                streams_max,
+                EVENT_STREAMS.of([]),
+                &EVENT_STREAMS_MAX.of([]),
+            ),
             followed: Mutex::default(),
             begun: Notify::new(),
             heartbeat,
@@ -147,7 +151,7 @@ impl Events {
     /// Follows an operation, unless there are too many streams. If one tenant has more than half of
     /// them, another tenant's stream replaces its oldest one.
     fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
-        let place = self.places.place(caller.tenants(), 1, 0)?;
+        let permit = self.permits.acquire_revocable(caller.tenants(), 1, 0)?;
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = followed
             .entry(id)
@@ -155,7 +159,7 @@ impl Events {
             .subscribe();
         drop(followed);
         self.begun.notify_one();
-        Some(Following { seen, place })
+        Some(Following { seen, permit })
     }
 }
 
@@ -297,7 +301,7 @@ impl EventStream {
                 }
                 () = self.pieces.closed() => return Err(Abandoned),
                 // The client reconnects, as EventSource does.
-                () = following.place.revoked() => return Ok(()),
+                () = following.permit.revoked() => return Ok(()),
             }
         }
     }

@@ -32,7 +32,7 @@ use super::{Api, Parameters, Reply, json, set};
 use crate::status::{self, Query, Status, TenantMatch};
 use crate::view::VerbAcceptedView;
 
-pub use self::list::Lists;
+pub use self::list::ListAdmission;
 
 /// The largest body of a verb, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_parameter_is_named_once_and_no_more_than_an_answer_may_name() {
+    fn wrong_parameters_are_named_once_up_to_a_limit() {
         let refused = read(Some(&"a&".repeat(8_000))).unwrap_err();
         assert_eq!(named(refused), ["a"]);
         let many: Vec<_> = (0..50).map(|n| format!("p{n}")).collect();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_parameters_refuses_all_and_another_tenant_first() {
+    fn a_request_without_parameters_refuses_any() {
         for good in [None, Some(""), Some("&")] {
             refuse_parameters(good, &Caller::ANYBODY).unwrap();
         }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_of_one_tenant_need_not_name_it_and_may_not_name_another() {
+    fn a_caller_of_one_tenant_may_name_only_that_tenant() {
         let caller = of_acme();
         let tenant = |query| Parameters::read(query, &caller, &OF_ONE).map(|it| it.tenant);
         for own in [None, Some("tenant="), Some("tenant=acme")] {

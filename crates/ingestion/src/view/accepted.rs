@@ -35,8 +35,8 @@ pub struct AcceptedView<'a> {
 /// The ids of an operation, for callers without the scope `read`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = Known)]
-pub struct KnownView<'a> {
+#[schema(as = OperationIds)]
+pub struct OperationIdsView<'a> {
     /// The operation's id.
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
     id: OperationId,
@@ -46,7 +46,7 @@ pub struct KnownView<'a> {
     caller_id: Option<&'a str>,
 }
 
-impl<'a> KnownView<'a> {
+impl<'a> OperationIdsView<'a> {
     /// The view of a stored operation.
     pub fn of_row(row: &'a OperationRow) -> Self {
         Self {

@@ -17,7 +17,7 @@ impl Admin {
         let client = Arc::clone(&self.client);
         let answer = tokio::task::spawn_blocking(move || {
             let groups = client.inner().fetch_group_list(None, REQUEST_TIMEOUT);
-            groups.map(|groups| told_by(&groups))
+            groups.map(|groups| topics_read(&groups))
         });
         let read = answer.await.map_err(|_| AdminError::Stopped)?;
         read.map_err(|source| AdminError::Request {
@@ -36,10 +36,10 @@ pub struct TopicsRead {
     pub groups: usize,
     /// Groups whose subscriptions are unknown, because they are rebalancing or use another
     /// protocol.
-    pub untold: Vec<String>,
+    pub unknown_groups: Vec<String>,
 }
 
-fn told_by(groups: &GroupList) -> TopicsRead {
+fn topics_read(groups: &GroupList) -> TopicsRead {
     let mut read = TopicsRead {
         groups: groups.groups().len(),
         ..TopicsRead::default()
@@ -53,7 +53,7 @@ fn told_by(groups: &GroupList) -> TopicsRead {
                 }
             }
             "Empty" => {}
-            _ => read.untold.push(group.name().to_owned()),
+            _ => read.unknown_groups.push(group.name().to_owned()),
         }
     }
     read

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_has_nothing_left_to_commit_is_not_shown() {
+    fn a_member_without_pending_commits_is_not_shown() {
         let groups = GroupCommits::default();
         let commits = Commits::new("agents", groups.clone());
         let partition = TopicPartition {

@@ -18,10 +18,10 @@ use super::{ProducerOptions, SendError};
 use crate::client_log::ClientLog;
 use crate::delivery::{Delivered, Delivery, ProduceError};
 use crate::error::ClientError;
-use crate::lanes::{Lanes, Waiting};
 use crate::metrics::ProducerMetrics;
 use crate::native;
 use crate::partition::{partition_id, partition_number};
+use crate::partition_queues::{PartitionQueues, QueuedRecord};
 use crate::rebootstrap::Rebootstrap;
 use crate::record::OutRecord;
 use crate::settings::KafkaSettings;
@@ -31,7 +31,7 @@ use crate::settings::KafkaSettings;
 /// leaves hardly any.
 const POLL_WAIT: Duration = Duration::from_micros(100_050);
 /// The longest that a record waits for those of its partition that are in flight.
-const LANE_PATIENCE: Duration = Duration::from_millis(500);
+const QUEUED_MAX: Duration = Duration::from_millis(500);
 /// How long a flush pauses before it checks again for records that librdkafka has not received yet.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
@@ -72,7 +72,7 @@ impl<D: Delivered> NativeProducer<D> {
             rebootstrap: Rebootstrap::new(&config),
             in_flight,
             in_flight_bytes: AtomicUsize::new(0),
-            lanes: Lanes::default(),
+            partition_queues: PartitionQueues::default(),
             metrics: ProducerMetrics::new(&options.metrics_name),
             producer: OnceLock::new(),
         };
@@ -129,7 +129,7 @@ impl<D: Delivered> NativeProducer<D> {
         }
         let token = match record.partition {
             OutRecord::BY_KEY => token,
-            _ => match context.lanes.enter(record, token) {
+            _ => match context.partition_queues.enter(record, token) {
                 Some(token) => token,
                 None => return Ok(()),
             },
@@ -146,8 +146,8 @@ impl<D: Delivered> NativeProducer<D> {
         loop {
             self.inner
                 .flush(deadline.saturating_duration_since(Instant::now()))?;
-            // A sender may have entered a lane and not handed its record over yet.
-            if self.inner.context().lanes.are_idle() || Instant::now() >= deadline {
+            // A sender may have passed the queue and not handed its record over yet.
+            if self.inner.context().partition_queues.are_idle() || Instant::now() >= deadline {
                 return Ok(());
             }
             thread::sleep(FLUSH_PAUSE);
@@ -179,7 +179,7 @@ impl<D: Delivered> Drop for NativeProducer<D> {
             tracing::error!("the producer's thread panicked");
         }
         let context = self.inner.context();
-        for waiting in context.lanes.close() {
+        for waiting in context.partition_queues.close() {
             context.refuse(waiting, RDKafkaErrorCode::PurgeQueue);
         }
         context.metrics.show_queued(0, 0);
@@ -262,7 +262,7 @@ struct Context<D: Delivered> {
     rebootstrap: Rebootstrap,
     in_flight: Arc<AtomicUsize>,
     in_flight_bytes: AtomicUsize,
-    lanes: Lanes<D>,
+    partition_queues: PartitionQueues<D>,
     metrics: ProducerMetrics,
     producer: OnceLock<Weak<Inner<D>>>,
 }
@@ -273,13 +273,13 @@ impl<D: Delivered> Context<D> {
         let mut settled = 1;
         while settled > 0 {
             settled -= 1;
-            settled += self.send_all(topic, self.lanes.settled(topic, partition));
+            settled += self.send_all(topic, self.partition_queues.settled(topic, partition));
         }
     }
 
     /// Sends overdue records.
     fn hurry(&self) {
-        for (topic, partition, overdue) in self.lanes.overdue(LANE_PATIENCE) {
+        for (topic, partition, overdue) in self.partition_queues.overdue(QUEUED_MAX) {
             for _ in 0..self.send_all(&topic, overdue) {
                 self.go_on(&topic, partition);
             }
@@ -287,7 +287,7 @@ impl<D: Delivered> Context<D> {
     }
 
     /// Sends records of one partition. Returns how many were refused; those are settled.
-    fn send_all(&self, topic: &str, released: Vec<Waiting<D>>) -> usize {
+    fn send_all(&self, topic: &str, released: Vec<QueuedRecord<D>>) -> usize {
         if released.is_empty() {
             return 0;
         }
@@ -309,7 +309,7 @@ impl<D: Delivered> Context<D> {
     }
 
     /// Settles a record that will not be sent.
-    fn refuse(&self, waiting: Waiting<D>, code: RDKafkaErrorCode) {
+    fn refuse(&self, waiting: QueuedRecord<D>, code: RDKafkaErrorCode) {
         let error = ProduceError::Refused { code };
         let (bytes, partition) = (waiting.bytes(), waiting.partition());
         self.settle(waiting.token, Delivery::failed(partition, error), bytes);

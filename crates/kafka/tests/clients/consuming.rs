@@ -32,7 +32,7 @@ on_both_brokers! {
 /// The batch in the middle of a partition is damaged. Records before it are handed over, records
 /// behind it are not, and the other partition is read on.
 #[test]
-fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
+fn a_damaged_batch_is_reported_and_not_skipped() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -169,7 +169,7 @@ fn a_poll_without_records_sleeps_until_its_timeout(fixture: &Fixture) {
     };
     nothing();
     let (Some(worked), began) = (thread_cpu(), Instant::now()) else {
-        eprintln!("SKIPPED: how long a wait keeps its thread busy: this system does not tell");
+        eprintln!("SKIPPED: the CPU time of a wait: this system does not report it");
         return;
     };
     (0..100).for_each(|_| nothing());
@@ -179,8 +179,8 @@ fn a_poll_without_records_sleeps_until_its_timeout(fixture: &Fixture) {
 
 /// The CPU time of this thread so far, on Linux.
 fn thread_cpu() -> Option<Duration> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let nanos = told.split_whitespace().next()?.parse().ok()?;
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let nanos = schedstat.split_whitespace().next()?.parse().ok()?;
     Some(Duration::from_nanos(nanos))
 }
 
@@ -247,16 +247,16 @@ fn each_partition_without_its_offset_is_reported(fixture: &Fixture) {
         (&topic, PartitionId(2), Offset(9)),
     ];
     consumer.add(&beyond).unwrap();
-    let told = match read_to_error(&consumer) {
+    let reported = match read_to_error(&consumer) {
         PollError::OffsetOutOfRange(partitions) => partitions,
         other => panic!("{other:?}"),
     };
-    let mut told: Vec<_> = told
+    let mut reported: Vec<_> = reported
         .iter()
         .map(|of| (of.partition.0, of.offset.0))
         .collect();
-    told.sort_unstable();
-    assert_eq!(told, [(1, 7), (2, 9)]);
+    reported.sort_unstable();
+    assert_eq!(reported, [(1, 7), (2, 9)]);
 }
 
 fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(fixture: &Fixture) {

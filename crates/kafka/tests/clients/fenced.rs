@@ -28,7 +28,7 @@ const TIMES: usize = 3;
 const PRODUCERS: usize = 4;
 
 #[test]
-fn clients_go_on_after_metadata_listed_no_broker() {
+fn clients_recover_from_metadata_without_brokers() {
     let runtime = Runtime::new().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let fence = Fence::new();

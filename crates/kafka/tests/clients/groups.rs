@@ -194,7 +194,7 @@ pub(crate) fn committed(
 }
 
 #[test]
-fn a_group_whose_commits_are_refused_again_and_again_is_named_with_the_error() {
+fn a_group_with_repeatedly_refused_commits_is_named_with_the_error() {
     // The broker has no room for the offsets of another group.
     let fixture = Fixture::embedded_with(|config| config.stored_groups_max = 0);
     let topic = fixture.topic("t", 1);
@@ -211,11 +211,11 @@ fn a_group_whose_commits_are_refused_again_and_again_is_named_with_the_error() {
         !fixture.settings.group_commits.refused().is_empty()
     });
     let refused = fixture.settings.group_commits.refused();
-    let [said] = &refused[..] else {
+    let [message] = &refused[..] else {
         panic!("{refused:?}");
     };
     let group = format!("consumer group {}: ", fixture.name("g"));
-    assert!(said.starts_with(&group), "{said}");
+    assert!(message.starts_with(&group), "{message}");
     drop(member);
     assert!(fixture.settings.group_commits.refused().is_empty());
 }
@@ -394,7 +394,7 @@ fn of_two_members_under_one_name_one_cannot_go_on(fixture: &Fixture) {
     // Each takes the other's place, until one of them has used up its renewals.
     let deadline = Instant::now() + PATIENCE;
     let (error, mut other) = loop {
-        assert!(Instant::now() < deadline, "both go on");
+        assert!(Instant::now() < deadline, "both continue");
         if let Err(error) = first.consumer.poll(ALL, A_WHILE, &mut first.share) {
             break (error, second);
         }

@@ -184,7 +184,7 @@ fn read_over_poison(
 }
 
 #[test]
-fn behind_a_record_that_cannot_be_parsed_every_other_one_is_read() {
+fn records_after_an_unparsable_one_are_read() {
     let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
     append_batch(&settings, "t", &poison());
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
@@ -197,7 +197,7 @@ fn behind_a_record_that_cannot_be_parsed_every_other_one_is_read() {
 
 /// The batches of others are between the unreadable ones.
 #[test]
-fn a_search_for_what_can_be_read_passes_over_nothing_that_can() {
+fn a_search_skips_no_readable_record() {
     let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     for _ in 0..3 {

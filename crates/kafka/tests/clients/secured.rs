@@ -191,9 +191,9 @@ fn a_client_that_cannot_connect_gets_the_reason_before_the_timeout() {
         let refused = runtime.block_on(admin.wait_ready(PATIENCE)).unwrap_err();
         assert!(matches!(refused, AdminError::Refused { .. }), "{refused:?}");
         assert!(started.elapsed() < PATIENCE);
-        let said = told(&refused);
-        assert!(said.contains(reason), "{said}");
-        assert_no_secret(&site, &said);
+        let message = error_chain(&refused);
+        assert!(message.contains(reason), "{message}");
+        assert_no_secret(&site, &message);
     }
 }
 
@@ -216,9 +216,9 @@ fn a_tls_mismatch_between_client_and_broker_is_reported() {
         let admin = Admin::new(&settings, "admin").unwrap();
         let waited = Duration::from_secs(8);
         let failed = runtime.block_on(admin.wait_ready(waited)).unwrap_err();
-        let said = told(&failed);
-        assert!(said.contains(reason), "{said}");
-        assert_no_secret(&site, &said);
+        let message = error_chain(&failed);
+        assert!(message.contains(reason), "{message}");
+        assert_no_secret(&site, &message);
     }
 }
 
@@ -281,19 +281,19 @@ fn code(error: AdminError) -> ErrorCode {
 }
 
 /// All messages of an error, for people and for programmers.
-fn told(error: &(dyn Error + 'static)) -> String {
-    let mut said = format!("{error:?}\n{error}");
+fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let mut message = format!("{error:?}\n{error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        said.push_str(&format!(": {error}"));
+        message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    said
+    message
 }
 
-fn assert_no_secret(site: &Site, said: &str) {
+fn assert_no_secret(site: &Site, message: &str) {
     let [own, guest] = ["kafka", "guest"].map(|user| site.password(user));
     for secret in ["hunter2", &own, &guest] {
-        assert!(!said.contains(secret), "a password stands in {said:?}");
+        assert!(!message.contains(secret), "a password is in {message:?}");
     }
 }

@@ -83,14 +83,14 @@ pub(crate) const NOTHING: [i64; 0] = [];
 pub(crate) fn read_to(consumer: &PartitionConsumer, topic: &str, end: i64) -> Vec<i64> {
     let deadline = Instant::now() + PATIENCE;
     let mut offsets = Vec::new();
-    let mut told = None;
-    while told != Some(Offset(end)) {
+    let mut reported_end = None;
+    while reported_end != Some(Offset(end)) {
         assert!(
             Instant::now() < deadline,
-            "the end is at {told:?}, not {end}"
+            "the end is at {reported_end:?}, not {end}"
         );
         let mut on_record = |record: RecordRef<'_>| {
-            assert!(told.is_none_or(|told| told <= record.offset()));
+            assert!(reported_end.is_none_or(|reported_end| reported_end <= record.offset()));
             offsets.push(record.offset().0);
         };
         let mut ends = Vec::new();
@@ -105,7 +105,7 @@ pub(crate) fn read_to(consumer: &PartitionConsumer, topic: &str, end: i64) -> Ve
                 },
             )
             .unwrap();
-        told = ends.pop().or(told);
+        reported_end = ends.pop().or(reported_end);
     }
     offsets
 }

@@ -113,7 +113,7 @@ fn a_topic_that_is_made_anew_has_another_id(fixture: &Fixture) {
 }
 
 #[test]
-fn no_topic_is_made_by_naming_it_even_where_the_broker_would() {
+fn no_topic_is_created_automatically_even_if_the_broker_allows_it() {
     let fixture = Fixture::embedded_with(|config| config.auto_create_topics = true);
     let topic = fixture.name("t");
     let mut settings = fixture.settings.clone();

@@ -66,7 +66,7 @@ fn the_end_is_reported_after_markers_and_aborted_records_are_skipped() {
 
 /// Only records of ended transactions are read: an open one holds back the records behind it.
 #[test]
-fn an_open_transaction_holds_back_what_comes_after_it() {
+fn an_open_transaction_blocks_later_records() {
     let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };

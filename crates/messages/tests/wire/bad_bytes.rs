@@ -286,7 +286,7 @@ fn read_amended(
 }
 
 #[test]
-fn texts_longer_than_what_is_kept_of_them_are_errors() {
+fn texts_beyond_their_limit_are_errors() {
     let text = |bytes_max: usize| Value::String("x".repeat(bytes_max + 1));
     for (field, bytes_max) in [
         ("asked_by", ASKED_BY_BYTES_MAX),
@@ -373,7 +373,7 @@ fn a_name_that_occurs_twice_in_a_map_is_an_error() {
 }
 
 #[test]
-fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
+fn a_schema_that_amplifies_memory_or_stack_is_refused() {
     let recursive = r#"{"type": "record", "name": "Node", "fields": [
         {"name": "next", "type": ["null", "Node"]}]}"#;
     let by_way_of_another = r#"{"type": "record", "name": "A", "fields": [

@@ -38,7 +38,7 @@ fn a_nonce_of_another_length_is_poison() {
 }
 
 #[test]
-fn more_or_longer_contacts_than_are_kept_are_poison() {
+fn too_many_or_too_long_contacts_are_poison() {
     let with = |contacts: Vec<String>| {
         let contacts: Vec<Value> = contacts.into_iter().map(Value::String).collect();
         let schema = OwnerNotice::SCHEMA.json;
@@ -89,7 +89,7 @@ fn with_a_field(schema: &str) -> String {
 }
 
 #[test]
-fn newer_versions_are_read_without_what_is_new() {
+fn new_fields_of_newer_versions_are_ignored() {
     is_read_of_a_newer_version(&samples::request());
     is_read_of_a_newer_version(&OperationRequest::Amend(samples::cancel()));
     is_read_of_a_newer_version(&OperationRequest::Amend(samples::reschedule()));
@@ -165,14 +165,14 @@ fn every_schema_file_is_used_and_every_released_one_is_known() {
 
 /// Asserts that a schema and everything nested in it has docs and defaults.
 fn documented(schema: &Schema, at: &str) {
-    let said = |doc: &Option<String>| doc.as_ref().is_some_and(|doc| doc.len() > 5);
+    let is_documented = |doc: &Option<String>| doc.as_ref().is_some_and(|doc| doc.len() > 5);
     match schema {
         Schema::Record(record) => {
-            assert!(said(&record.doc), "{at} has no doc");
+            assert!(is_documented(&record.doc), "{at} has no doc");
             assert_eq!(record.name.namespace(), Some("waybill.v1"), "{at}");
             for field in &record.fields {
                 let at = format!("{at}.{}", field.name);
-                assert!(said(&field.doc), "{at} has no doc");
+                assert!(is_documented(&field.doc), "{at} has no doc");
                 if let Schema::Union(_) = field.schema {
                     let null = field
                         .default
@@ -184,10 +184,10 @@ fn documented(schema: &Schema, at: &str) {
             }
         }
         Schema::Enum(one) => {
-            assert!(said(&one.doc), "{at} has no doc");
+            assert!(is_documented(&one.doc), "{at} has no doc");
             assert!(one.default.is_some(), "{at} has no default symbol");
         }
-        Schema::Fixed(fixed) => assert!(said(&fixed.doc), "{at} has no doc"),
+        Schema::Fixed(fixed) => assert!(is_documented(&fixed.doc), "{at} has no doc"),
         Schema::Union(union) => {
             assert_eq!(union.variants()[0], Schema::Null, "{at}");
             assert_eq!(union.variants().len(), 2, "{at}");
@@ -313,7 +313,7 @@ fn confluent_frames_are_read_with_the_registrys_schema() {
 }
 
 #[test]
-fn the_registrys_answer_decides_what_happens_to_the_record() {
+fn the_answer_of_the_registry_decides_about_the_record() {
     let bytes = written_with(StepReply::SCHEMA.json, &samples::step_reply(), |_| {});
     let read = |lookup| StepReply::decode_with(&bytes, &answering(lookup)).unwrap_err();
     let (record, id) = ("step-reply", PLACE);
@@ -332,7 +332,7 @@ fn the_registrys_answer_decides_what_happens_to_the_record() {
 }
 
 #[test]
-fn an_id_that_no_registry_can_have_given_is_poison_without_asking() {
+fn an_impossible_schema_id_is_poison_without_a_request() {
     let framing = |id| Framing::reading(Arc::new(Registry([(id, Lookup::NotYet)].into())));
     let read = |id: u32| {
         let bytes = [&[0], &id.to_be_bytes()[..], b"datum"].concat();
@@ -350,7 +350,7 @@ fn an_id_that_no_registry_can_have_given_is_poison_without_asking() {
 }
 
 #[test]
-fn a_writer_with_ids_frames_records_with_them_and_reads_them_without_asking() {
+fn a_writer_reads_its_own_schema_ids_without_a_request() {
     let (reply, request) = (samples::step_reply(), samples::step_request());
     let mut ids = SchemaIds::default();
     ids.set(RecordKind::StepReply, SchemaId(0x0102_0304));

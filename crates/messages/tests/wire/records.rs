@@ -100,7 +100,7 @@ fn verbs() -> Vec<RecoveryVerb> {
 }
 
 #[test]
-fn records_look_like_their_golden_bytes_and_survive() {
+fn records_match_their_golden_bytes() {
     let amended = OperationRequest::Amend;
     matches_golden("operation-request.v1", samples::request());
     matches_golden("operation-request-cancel.v1", amended(samples::cancel()));
@@ -423,7 +423,7 @@ fn the_trace_context_travels_in_a_header_and_not_in_the_value() {
 }
 
 #[test]
-fn what_cannot_be_encoded_leaves_the_output_as_it_was() {
+fn a_failed_encoding_leaves_the_output_unchanged() {
     let mut bytes = b"before".to_vec();
     let large = StepRequest {
         attempt: Attempt(u32::MAX),
@@ -479,11 +479,11 @@ fn what_cannot_be_encoded_leaves_the_output_as_it_was() {
             bytes_max: ASKED_BY_BYTES_MAX
         })
     );
-    let crowd = OwnerNotice {
+    let too_many = OwnerNotice {
         contacts: vec![Contact::new("tel:+1"); Contact::COUNT_MAX + 1],
         ..samples::owner_notice()
     };
-    let error = crowd.encode(&mut bytes).unwrap_err();
+    let error = too_many.encode(&mut bytes).unwrap_err();
     assert_eq!(
         error.to_string(),
         "contacts of the owner-notice has 5 values, more than 4"

@@ -1,4 +1,4 @@
-//! `/backup`: a backup of everything that a process keeps.
+//! `/backup`: a backup of everything that a process stores.
 
 use axum::body::Body;
 use axum::extract::State;

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_probes_metrics_and_pages_of_problems_are_open() {
+    fn only_probes_metrics_and_problem_pages_need_no_token() {
         for (method, path, needs) in [
             ("GET", "/livez", Needs::Nothing),
             ("GET", "/readyz", Needs::Nothing),

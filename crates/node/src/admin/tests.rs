@@ -96,7 +96,7 @@ fn admin() -> Admin {
 }
 
 #[tokio::test]
-async fn a_process_that_starts_does_not_deny_parts_that_it_will_have() {
+async fn a_starting_process_answers_503_for_parts_that_start_later() {
     let admin = starting_admin();
     let requests = [
         ("GET", "/schedulers", "", 200),
@@ -141,7 +141,7 @@ async fn readyz_names_everything_that_is_not_ready() {
 }
 
 #[tokio::test]
-async fn livez_names_a_loop_that_fell_silent() {
+async fn livez_names_a_silent_loop() {
     let admin = admin();
     assert_eq!(
         ask(&admin, "GET", "/livez", "").await,
@@ -205,8 +205,12 @@ async fn a_partition_is_stopped_and_started_by_put() {
 }
 
 #[test]
-fn what_was_not_started_or_stopped_is_named_as_a_shard() {
-    let (shard, wanted, cause) = (ShardId(9), "stopped", "its lease is away".to_owned());
+fn shards_that_were_not_started_or_stopped_are_named() {
+    let (shard, wanted, cause) = (
+        ShardId(9),
+        "stopped",
+        "its lease is held elsewhere".to_owned(),
+    );
     let failed = ControlError::Failed {
         shard,
         wanted,
@@ -215,13 +219,13 @@ fn what_was_not_started_or_stopped_is_named_as_a_shard() {
     let texts = [ControlError::NotHere(shard), failed].map(|error| error.to_string());
     let expected = [
         "this process does not run shard 9",
-        "shard 9 could not be stopped: its lease is away",
+        "shard 9 could not be stopped: its lease is held elsewhere",
     ];
     assert_eq!(texts, expected);
 }
 
 #[tokio::test]
-async fn orders_that_cannot_be_followed_say_why() {
+async fn failed_control_requests_have_a_reason() {
     let admin = admin();
     let stop = r#"{"running": false}"#;
     assert_eq!(
@@ -343,14 +347,17 @@ async fn the_log_filter_is_shown_and_changed() {
     );
     let debug = r#"{"filter":"info,waybill=debug"}"#;
     assert_eq!(ask(&admin, "PUT", "/log", debug).await, (200, debug.into()));
-    for (body, said) in [
+    for (body, message) in [
         (r#"{"filter":"bananas"}"#, "neither a level"),
         (r#"{"filter":"waybil_kafka=debug"}"#, "waybill_kafka, "),
         (r#"{"filter":7}"#, "must be a level"),
         ("{}", "must be a level"),
     ] {
         let (status, answer) = ask(&admin, "PUT", "/log", body).await;
-        assert!(status == 422 && answer.contains(said), "{status} {answer}");
+        assert!(
+            status == 422 && answer.contains(message),
+            "{status} {answer}"
+        );
     }
     assert_eq!(ask(&admin, "GET", "/log", "").await, (200, debug.into()));
 }

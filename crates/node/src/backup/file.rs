@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_in_its_order() {
+    fn a_backup_is_read_in_the_order_of_writing() {
         let entry = |table: Table, key: &[u8], value: &[u8]| Piece::Entry {
             table,
             key: key.to_vec(),
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_ends_early_is_refused_wherever_it_ends() {
+    fn a_truncated_file_is_refused() {
         let whole = written();
         for length in 0..whole.len() {
             assert!(read(&whole[..length]).is_err(), "{length} bytes");
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_that_was_turned_is_found_wherever_it_is() {
+    fn any_flipped_bit_is_detected() {
         let whole = written();
         for at in 0..whole.len() {
             for bit in 0..8 {
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_make_no_sense_are_refused_though_their_hash_is_right() {
+    fn invalid_pieces_with_a_valid_hash_are_refused() {
         for (kind, length, content) in [
             (ENTRY, 4, &b"\x00\x00\x00\x00"[..]),
             (LOG_BYTES, PIECE_BYTES_MAX + 1, b""),

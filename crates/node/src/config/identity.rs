@@ -70,7 +70,7 @@ pub enum IdentityError {
 /// The shards that this process runs: the configured ones, else that of `POD_INDEX`, else that of
 /// the number at the end of `POD_NAME`, else all. If each partition has one shard, shards have the
 /// numbers of their partitions. The numbers may refer to the configured sharding or to the current
-/// one, `stands`.
+/// one, `stored`.
 ///
 /// # Errors
 ///
@@ -78,10 +78,10 @@ pub enum IdentityError {
 pub fn shards_of_this_process(
     config: &Config,
     environment: &Environment,
-    stands: ShardingScheme,
+    stored: ShardingScheme,
 ) -> Result<Own, IdentityError> {
     let configured = config.partitions * config.scheduler.shards_per_partition;
-    let shards = configured.max(stands.shards());
+    let shards = configured.max(stored.shards());
     let (source_name, first, last) = match config.scheduler.partitions {
         PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
         PartitionChoice::All => return Ok(Own::All),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_refusal_of_an_index_says_what_would_do() {
+    fn the_refusal_of_an_index_names_the_valid_ones() {
         assert_eq!(
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
@@ -279,15 +279,15 @@ mod tests {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
         let mut config = Config::default();
         config.scheduler.shards_per_partition = 2;
-        let stands = ShardingScheme::one_each(4);
-        let refused = shards_of_this_process(&config, &environment, stands).unwrap_err();
+        let stored = ShardingScheme::one_each(4);
+        let refused = shards_of_this_process(&config, &environment, stored).unwrap_err();
         let text = refused.to_string();
         let expected = "POD_INDEX selects shard 8, but there are 8: 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
     }
 
     #[test]
-    fn what_names_no_partitions_is_refused() {
+    fn an_invalid_list_of_partitions_is_refused() {
         for text in ["", "none", "3-1", "0-", "-1", "0..3", "0-1-2", "0x1"] {
             assert_eq!(
                 text.parse::<PartitionChoice>(),
@@ -304,14 +304,14 @@ mod tests {
         config.scheduler.shards_per_partition = 2;
         let (first, last) = (ShardId(7), ShardId(7));
         let own = Own::Range { first, last };
-        let of = |config: &Config, stands| shards_of_this_process(config, &environment, stands);
+        let of = |config: &Config, stored| shards_of_this_process(config, &environment, stored);
         assert_eq!(of(&config, ShardingScheme::one_each(4)), Ok(own));
         // The shard may exist only in the current layout.
-        let stands = ShardingScheme {
+        let stored = ShardingScheme {
             partitions: 2,
             shards_per_partition: 4,
         };
-        assert_eq!(of(&Config::default(), stands), Ok(own));
+        assert_eq!(of(&Config::default(), stored), Ok(own));
         // In a layout without the shard, the process runs none.
         assert_eq!(own.of(ShardingScheme::one_each(4)).count(), 0);
     }
@@ -320,8 +320,8 @@ mod tests {
         let mut config = Config::default();
         config.scheduler.partitions = choice.parse().unwrap();
         let environment = environment.iter().copied().collect();
-        let stands = ShardingScheme::one_each(config.partitions);
-        let own = shards_of_this_process(&config, &environment, stands)?;
+        let stored = ShardingScheme::one_each(config.partitions);
+        let own = shards_of_this_process(&config, &environment, stored)?;
         Ok(own
             .of(ShardingScheme::one_each(config.partitions))
             .collect())

@@ -9,7 +9,7 @@ use waybill_config::{ByteSize, Environment, FileError, parse_over_defaults, vari
 use super::*;
 
 #[test]
-fn refusals_of_a_file_say_line_and_column_and_what_instead() {
+fn refusals_of_a_file_have_line_column_and_remedy() {
     let cases = [
         (
             "partions: 4\n",
@@ -194,7 +194,7 @@ fn a_file_without_a_key_gives_the_defaults() {
 }
 
 #[test]
-fn plain_numbers_are_fine_where_text_is_expected() {
+fn plain_numbers_are_accepted_as_text() {
     let text = "kafka:\n  topicPrefix: 007\n  properties:\n    socket.timeout.ms: 5000\n";
     let config = parse_over_defaults::<Config>("w.yaml", text).unwrap();
     assert_eq!(config.kafka.topic_prefix, "007");
@@ -213,7 +213,7 @@ fn a_refusal_quotes_no_line_of_the_file() {
 }
 
 #[test]
-fn variables_reach_every_kind_of_value() {
+fn variables_set_values_of_every_type() {
     let environment = [
         ("WAYBILL_DATA_DIR", "/var/lib/waybill"),
         ("WAYBILL_PARTITIONS", "8"),
@@ -381,7 +381,7 @@ fn a_value_that_does_not_fit_is_refused_with_variable_and_key() {
 }
 
 #[test]
-fn variables_that_kubernetes_makes_for_services_are_left_alone() {
+fn service_variables_of_kubernetes_are_ignored() {
     let links = [
         "WAYBILL_SERVICE_HOST",
         "WAYBILL_SERVICE_PORT",
@@ -397,11 +397,11 @@ fn variables_that_kubernetes_makes_for_services_are_left_alone() {
         let applied = applied(&[(name, "tcp://10.0.0.1:8080")]);
         assert_eq!(applied.unwrap(), Config::default(), "{name}");
     }
-    applied(&[("WAYBILL_PORT", "8080")]).expect_err("that is a person's");
+    applied(&[("WAYBILL_PORT", "8080")]).expect_err("a setting of the operator");
 }
 
 #[test]
-fn no_key_of_ours_looks_like_a_variable_of_kubernetes() {
+fn no_setting_looks_like_a_variable_of_kubernetes() {
     for variable in variables::<Config>().into_values() {
         // The value fits no key: if the variable were taken for one of Kubernetes, it would have no
         // effect.

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn invalid_values_are_refused_with_their_key() {
         type Change = fn(&mut RegistryConfig);
         let cases: [(&str, Change); 4] = [
             ("schemaRegistry is invalid: \"a\"", |c| {

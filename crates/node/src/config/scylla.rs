@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn its_defaults_are_those_of_the_store() {
+    fn the_defaults_are_those_of_the_store() {
         let config = ScyllaConfig {
             nodes: Some(vec!["a:1".to_owned()]),
             ..ScyllaConfig::default()
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_reaches_the_store_and_the_password_nothing_else() {
+    fn every_key_reaches_the_store_and_the_password_is_not_shown() {
         let config = ScyllaConfig {
             nodes: Some(vec!["a:1".to_owned(), "b:2".to_owned()]),
             keyspace: "orders".to_owned(),

@@ -9,7 +9,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, file_modes, read_text, units};
+use waybill_config::{ConfigError, file_permissions, read_text, units};
 use waybill_telemetry::chain;
 
 /// The `telemetry.traces` section.
@@ -59,7 +59,7 @@ impl TracesConfig {
             .timeout(self.request_timeout)
             .redirect(Policy::none());
         if let Some(path) = &self.headers_file {
-            file_modes::warn_if_they_may_read(path, "the headers");
+            file_permissions::warn_if_world_readable(path, "the headers");
             let key = "telemetry.traces.headersFile";
             let text = read_text(path).map_err(|error| error.of_key(key))?;
             let headers = parse_headers(&text).map_err(|problem| {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn invalid_values_are_refused_with_their_key() {
         let bad = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(bad.path(), "x-key: 1\nsesame\n").unwrap();
         type Change<'a> = Box<dyn Fn(&mut TracesConfig) + 'a>;

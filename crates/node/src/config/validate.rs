@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_work_are_refused_by_key() {
+    fn invalid_values_are_refused_by_key() {
         type Change = fn(&mut Config);
         let cases: [(&str, Change); 111] = [
             ("scheduler.trackedRequestsMax", |c| {

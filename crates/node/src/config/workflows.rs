@@ -152,7 +152,7 @@ steps:
 ";
 
     #[test]
-    fn the_built_in_workflow_and_one_from_a_file_stand_side_by_side() {
+    fn the_built_in_workflow_and_one_from_a_file_coexist() {
         let (_dir, config) = one_file(OTHER);
         let workflows = load_workflows(&config).unwrap();
         assert!(workflows.newest("drone-delivery").is_some());

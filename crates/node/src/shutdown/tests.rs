@@ -85,7 +85,7 @@ async fn the_first_failure_stops_everything_in_order_and_is_the_result() {
 }
 
 #[tokio::test]
-async fn a_part_that_ends_by_itself_or_panics_ends_the_process() {
+async fn an_unexpected_end_or_a_panic_of_a_part_ends_the_process() {
     let (_signal, mut signals) = Signals::made_up();
     let running = Running::new();
     running.spawn(Stage::Agents, "agents", |_| async { Ok(()) });
@@ -97,7 +97,7 @@ async fn a_part_that_ends_by_itself_or_panics_ends_the_process() {
 
     let running = Running::new();
     running.spawn(Stage::Agents, "agents", |_| async {
-        panic!("made up by a test")
+        panic!("a test failure")
     });
     let error = running
         .run(started(), &mut signals, LIMIT)
@@ -107,7 +107,7 @@ async fn a_part_that_ends_by_itself_or_panics_ends_the_process() {
 }
 
 #[tokio::test]
-async fn a_job_may_end_by_itself() {
+async fn a_job_may_end() {
     let (running, log) = (Running::new(), Log::default());
     let (signal, mut signals) = Signals::made_up();
     orderly(&running, Stage::Broker, "broker", &log);
@@ -135,7 +135,7 @@ async fn parts_that_do_not_stop_in_time_are_aborted_and_named() {
 }
 
 #[tokio::test]
-async fn a_second_signal_cuts_the_stop_short() {
+async fn a_second_signal_ends_the_shutdown_at_once() {
     let running = Running::new();
     let (signal, mut signals) = Signals::made_up();
     stubborn(&running, Stage::Scheduler, "scheduler");
@@ -175,7 +175,7 @@ async fn a_signal_ends_a_start_that_hangs() {
 }
 
 #[tokio::test]
-async fn a_part_from_elsewhere_is_stopped_by_its_own_means() {
+async fn a_registered_part_is_stopped_by_its_own_function() {
     let running = Running::new();
     let (signal, mut signals) = Signals::made_up();
     let (stop, stopped) = tokio::sync::oneshot::channel();

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn text_from_outside_is_escaped_in_every_part_of_a_line_for_people() {
+    fn untrusted_text_is_escaped_in_every_part_of_a_text_line() {
         let line = written(|lines| text(lines, false));
         let shown = r"a\u{202e}b\u{200b}\u{e0041}\u{1b}]0;x\u{7}\u{1b}[8mé\nERROR forged";
         for part in [
@@ -135,11 +135,11 @@ mod tests {
     }
 
     #[test]
-    fn json_says_the_same_in_visible_characters() {
+    fn json_lines_contain_only_visible_characters() {
         let line = written(json);
         assert!(line.trim_end().chars().all(|c| is_visible(c) || c == ' '));
-        let said: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(said["tenant"], HOSTILE);
-        assert_eq!(said["message"], format!("asked by {HOSTILE}"));
+        let parsed: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(parsed["tenant"], HOSTILE);
+        assert_eq!(parsed["message"], format!("asked by {HOSTILE}"));
     }
 }

@@ -63,9 +63,9 @@ impl Log {
 
     /// Replaces the filter until the process ends.
     pub fn set_filter(&self, filter: LogFilter) {
-        let mut stands = self.lock();
+        let mut current = self.lock();
         (self.apply)(applied(filter.targets));
-        *stands = filter.text;
+        *current = filter.text;
     }
 
     /// Logs the counts of suppressed lines whose minute is over.

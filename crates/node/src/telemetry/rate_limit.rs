@@ -2,7 +2,7 @@
 //!
 //! While a dependency is unavailable, many parts log the failure repeatedly, and a topic full of
 //! poison records could fill a disk with lines. So within a minute the same line is written three
-//! times at most, and one place of the program writes a hundred lines. The rest are counted, and
+//! times at most, and one call site writes a hundred lines. The rest are counted, and
 //! their number is logged when the minute is over. Only warnings and errors are limited: other
 //! lines report changes, or were requested.
 
@@ -24,9 +24,9 @@ use waybill_telemetry::chain;
 /// How long lines are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
 /// How often the same line is written within it.
-const SAME_MAX: u64 = 3;
-/// How many lines one place of the program writes within it.
-const PLACE_MAX: u64 = 100;
+const EQUAL_LINES_MAX: u64 = 3;
+/// How many lines one call site writes within it.
+const CALLSITE_LINES_MAX: u64 = 100;
 /// How much of a suppressed line its count repeats.
 const SHOWN_CHARS_MAX: usize = 300;
 /// How many counts of suppressed lines wait to be logged.
@@ -37,18 +37,18 @@ pub(super) const OWN_TARGET: &str = module_path!();
 /// Suppresses repeated lines. Clones share the counts.
 #[derive(Clone, Default)]
 pub(super) struct LogRateLimiter {
-    places: Arc<Mutex<HashMap<Identifier, Place>>>,
+    callsites: Arc<Mutex<HashMap<Identifier, Callsite>>>,
     /// Counts of finished minutes that are not logged yet.
     suppressed: Arc<Mutex<Vec<Suppressed>>>,
     hash: RandomState,
 }
 
-/// A place in the program that writes lines.
-struct Place {
+/// A call site that writes lines.
+struct Callsite {
     began: Instant,
     metadata: &'static Metadata<'static>,
     lines: u64,
-    /// Lines by their hash: [`PLACE_MAX`] at most.
+    /// Lines by their hash: [`CALLSITE_LINES_MAX`] at most.
     same: HashMap<u64, Same>,
     /// The number of further lines, which are not distinguished.
     further: u64,
@@ -71,7 +71,7 @@ struct Suppressed {
     times: u64,
 }
 
-impl Place {
+impl Callsite {
     fn new(metadata: &'static Metadata<'static>, now: Instant) -> Self {
         Self {
             began: now,
@@ -89,14 +89,14 @@ impl Place {
     fn passes(&mut self, hash: u64, text: &str) -> bool {
         if let Some(same) = self.same.get_mut(&hash) {
             same.times += 1;
-            if same.times > SAME_MAX {
+            if same.times > EQUAL_LINES_MAX {
                 if same.text.is_empty() {
                     same.text = text.chars().take(SHOWN_CHARS_MAX).collect();
                 }
                 return false;
             }
         }
-        if self.lines == PLACE_MAX {
+        if self.lines == CALLSITE_LINES_MAX {
             self.further += 1;
             return false;
         }
@@ -111,12 +111,12 @@ impl Place {
     fn into_suppressed(self, counts: &mut Vec<Suppressed>) {
         let (level, target) = (*self.metadata.level(), self.metadata.target());
         let same = self.same.into_values();
-        let repeated = same.filter(|same| same.times > SAME_MAX);
+        let repeated = same.filter(|same| same.times > EQUAL_LINES_MAX);
         counts.extend(repeated.map(|same| Suppressed {
             level,
             target,
             line: Some(same.text),
-            times: same.times - SAME_MAX,
+            times: same.times - EQUAL_LINES_MAX,
         }));
         if self.further > 0 {
             counts.push(Suppressed {
@@ -138,14 +138,17 @@ impl LogRateLimiter {
         let mut text = Text::default();
         event.record(&mut text);
         let hash = self.hash.hash_one(&text.0);
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = places
+        let mut callsites = self
+            .callsites
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let callsite = callsites
             .entry(metadata.callsite())
-            .or_insert_with(|| Place::new(metadata, now));
-        if place.is_over(now) {
+            .or_insert_with(|| Callsite::new(metadata, now));
+        if callsite.is_over(now) {
             // The minute is over, but its counts are not reported yet. Only stored here: reporting
             // logs.
-            let ended = std::mem::replace(place, Place::new(metadata, now));
+            let ended = std::mem::replace(callsite, Callsite::new(metadata, now));
             let mut suppressed = self
                 .suppressed
                 .lock()
@@ -153,24 +156,27 @@ impl LogRateLimiter {
             ended.into_suppressed(&mut suppressed);
             suppressed.truncate(SUPPRESSED_MAX);
         }
-        place.passes(hash, &text.0)
+        callsite.passes(hash, &text.0)
     }
 
     /// Ends the minutes that are over, and returns the lines that were suppressed in them.
     fn turn(&self, now: Instant) -> Vec<Suppressed> {
-        self.end(|place| place.is_over(now))
+        self.end(|callsite| callsite.is_over(now))
     }
 
-    fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Suppressed> {
+    fn end(&self, is_over: impl Fn(&Callsite) -> bool) -> Vec<Suppressed> {
         let mut suppressed = self
             .suppressed
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut counts = std::mem::take(&mut *suppressed);
         drop(suppressed);
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, place) in places.extract_if(|_, place| is_over(place)) {
-            place.into_suppressed(&mut counts);
+        let mut callsites = self
+            .callsites
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (_, callsite) in callsites.extract_if(|_, callsite| is_over(callsite)) {
+            callsite.into_suppressed(&mut counts);
         }
         counts
     }
@@ -297,8 +303,8 @@ mod tests {
     fn a_window_without_a_timer_ends_with_the_next_line() {
         let limiter = LogRateLimiter::default();
         lines(&limiter, || (0..5).for_each(|_| away(1)));
-        for place in limiter.places.lock().unwrap().values_mut() {
-            place.began -= WINDOW;
+        for callsite in limiter.callsites.lock().unwrap().values_mut() {
+            callsite.began -= WINDOW;
         }
         assert_eq!(lines(&limiter, || away(1)).len(), 1);
         let counts = limiter.turn(Instant::now());
@@ -309,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_say_different_things_are_no_repeats_up_to_a_hundred() {
+    fn a_hundred_different_lines_are_written() {
         let limiter = LogRateLimiter::default();
         let written = lines(&limiter, || (0..250).for_each(away));
         assert_eq!(written.len(), 100);
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_with_other_causes_say_something_else() {
+    fn errors_with_different_causes_are_different_lines() {
         let limiter = LogRateLimiter::default();
         let fail = |cause: &str| {
             let error = anyhow::anyhow!("{cause}").context("it failed");
@@ -349,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn details_and_what_changes_are_never_held_back() {
+    fn debug_and_info_lines_are_never_suppressed() {
         let limiter = LogRateLimiter::default();
         let written = lines(&limiter, || {
             (0..10).for_each(|_| tracing::debug!("a detail"));

@@ -150,14 +150,14 @@ impl DeadLetter {
     /// The position of the original record. Valid only if the dead letter is on that topic's
     /// dead-letter topic.
     pub(super) fn source(&self) -> Result<Position, Unplaced> {
-        let said = (|| {
+        let source = (|| {
             Some(Position {
                 topic: self.error(headers::ERRORS_TOPIC)?.into_owned(),
                 partition: PartitionId(self.error(headers::ERRORS_PARTITION)?.parse().ok()?),
                 offset: Offset(self.error(headers::ERRORS_OFFSET)?.parse().ok()?),
             })
         })();
-        let source = said.ok_or(Unplaced::Unsaid)?;
+        let source = source.ok_or(Unplaced::Unsaid)?;
         if Topics::dead_letter(&source.topic) != self.position.topic {
             return Err(Unplaced::Foreign(source.topic));
         }
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_of_which_only_the_head_was_kept_is_not_sent_again() {
+    fn a_truncated_dead_letter_is_not_replayed() {
         let mut dead_letter = dead("t", &[], "t.dlq");
         assert_eq!(dead_letter.destination(), dead_letter.source());
         let size = Some(b"2000000".to_vec());
@@ -274,23 +274,23 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_for_undecodable_records_is_not_sent_again() {
+    fn a_dead_letter_for_undecodable_records_is_not_replayed() {
         let mark = (headers::UNDECODABLE_UNTIL, Some(&b"18"[..]));
         let dead_letter = dead("t", &[mark], "t.dlq");
         assert_eq!(dead_letter.source().unwrap().to_string(), "t/3/17");
         let refused = dead_letter.destination().unwrap_err();
-        let said = "records at t/3/17 could not be decoded";
-        assert!(refused.to_string().contains(said), "{refused}");
+        let cause = "records at t/3/17 could not be decoded";
+        assert!(refused.to_string().contains(cause), "{refused}");
     }
 
     #[test]
-    fn a_dead_letter_is_not_believed_to_come_from_a_topic_with_another_dead_letter_topic() {
+    fn the_source_topic_must_match_the_dead_letter_topic() {
         let dead_letter = dead("t", &[], "other.dlq");
         assert_eq!(dead_letter.source(), Err(Unplaced::Foreign("t".to_owned())));
     }
 
     #[test]
-    fn a_record_without_the_headers_of_a_dead_letter_says_nothing_and_loses_nothing() {
+    fn a_record_without_dead_letter_headers_is_shown_unchanged() {
         let mut dead_letter = dead("t", &[("a", None)], "t.dlq");
         dead_letter.errors.clear();
         assert_eq!(dead_letter.source(), Err(Unplaced::Unsaid));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_reads_as_it_is_written() {
+    fn a_position_is_parsed_as_printed() {
         let text = "waybill.operation-requests.v1.dlq/3/17";
         assert_eq!(text.parse::<Position>().unwrap().to_string(), text);
         for bad in ["", "t", "t/0", "t/0/-1", "t/x/1", "t/0/1/2", "a b/0/1"] {

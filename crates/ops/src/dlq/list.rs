@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_stands_under_its_heading() {
+    fn table_columns_match_their_headings() {
         let position = Position {
             topic: "t.dlq".to_owned(),
             partition: PartitionId(0),

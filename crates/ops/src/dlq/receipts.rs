@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_in_any_order_become_ranges_that_do_not_touch() {
+    fn offsets_in_any_order_become_disjoint_ranges() {
         for offsets in [[3, 7, 8, 9], [9, 3, 8, 7], [8, 7, 9, 3]] {
             assert_eq!(receipts(&offsets).to_text(), "3,7-9");
         }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else_is_contained() {
+    fn receipts_read_back_what_was_written() {
         let mut read = Receipts::default();
         for range in ranges_from_text(b"3,7-9").unwrap() {
             read.insert(range);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_ranges_is_refused() {
+    fn text_without_ranges_is_refused() {
         let bad: [&[u8]; 8] = [b"", b"x", b"-1", b"3-2", b"1,", b"1-", b"1-2-3", b"\xff"];
         for text in bad {
             assert_eq!(ranges_from_text(text), None, "{text:?}");

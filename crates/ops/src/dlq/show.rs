@@ -109,7 +109,7 @@ pub(super) fn dead_letter_at(
 }
 
 fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
-    let said = |name: &str| match dead_letter.error(name) {
+    let message = |name: &str| match dead_letter.error(name) {
         Some(text) => escaped(&text),
         None => NOTHING.to_owned(),
     };
@@ -124,17 +124,17 @@ fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
         time(dead_letter.timestamp_ms).as_deref().unwrap_or(NOTHING)
     )?;
     writeln!(out, "source       {source}")?;
-    writeln!(out, "stage        {}", said(headers::ERRORS_STAGE))?;
-    writeln!(out, "component    {}", said(headers::ERRORS_CLASS_NAME))?;
+    writeln!(out, "stage        {}", message(headers::ERRORS_STAGE))?;
+    writeln!(out, "component    {}", message(headers::ERRORS_CLASS_NAME))?;
     writeln!(
         out,
         "kind         {}",
-        said(headers::ERRORS_EXCEPTION_CLASS_NAME)
+        message(headers::ERRORS_EXCEPTION_CLASS_NAME)
     )?;
     writeln!(
         out,
         "cause        {}",
-        said(headers::ERRORS_EXCEPTION_MESSAGE)
+        message(headers::ERRORS_EXCEPTION_MESSAGE)
     )?;
     writeln!(out, "headers      {}", dead_letter.headers.len())?;
     for (name, value) in &dead_letter.headers {

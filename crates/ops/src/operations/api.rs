@@ -428,9 +428,9 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         None => text,
     };
     for field in problem.errors.iter().take(FIELDS_SHOWN_MAX) {
-        let said = format!("{} {}", field.place(), field.detail);
+        let message = format!("{} {}", field.place(), field.detail);
         text.push_str("; ");
-        text.push_str(said.trim_start());
+        text.push_str(message.trim_start());
     }
     escaped(&text)
 }
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_about_one_operation_lets_others_be_tried() {
+    fn only_errors_of_one_operation_let_a_run_continue() {
         let unknown = format!(r#"{{"type": "{UNKNOWN}"}}"#);
         for (status, body, about_one) in [
             (404, &*unknown, true),

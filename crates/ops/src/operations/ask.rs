@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_needs_an_id_or_filters_and_never_selects_all_by_accident() {
+    fn a_verb_requires_an_id_or_filters() {
         for good in [
             "x",
             "x --tenant t",
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_for_many_do_not_go_with_an_id() {
+    fn flags_for_many_operations_conflict_with_an_id() {
         for flag in [
             "--all",
             "--dry-run",
@@ -299,7 +299,7 @@ mod tests {
             "--canary 3",
             "--canary-wait 5s",
             "--canary-failures 1",
-            "--away-max 1s",
+            "--unreachable-max 1s",
         ] {
             let error = target(&format!("x {flag}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flag}");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_has_a_time_or_the_usual_one() {
+    fn a_wait_has_a_default_time() {
         let wait = |line: &str| target(line).unwrap().how.wait;
         assert_eq!(wait("x"), None);
         assert_eq!(wait("x --wait"), Some(Duration::from_secs(60)));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_refused_before_it_is_asked() {
+    fn invalid_reasons_and_names_are_refused_before_a_request() {
         let abandon = |line: &str| {
             let error = parsed::<AbandonArgs>(AbandonArgs::augment_args, line);
             error.map(|_| ()).map_err(|error| error.kind())

@@ -60,29 +60,29 @@ enum Verdict {
 struct Finding {
     what: &'static str,
     verdict: Verdict,
-    said: String,
+    message: String,
 }
 
 impl Finding {
-    fn new(what: &'static str, verdict: Verdict, said: impl Into<String>) -> Self {
-        let said = said.into();
+    fn new(what: &'static str, verdict: Verdict, message: impl Into<String>) -> Self {
+        let message = message.into();
         Self {
             what,
             verdict,
-            said,
+            message,
         }
     }
 
-    fn ok(what: &'static str, said: impl Into<String>) -> Self {
-        Self::new(what, Verdict::Ok, said)
+    fn ok(what: &'static str, message: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Ok, message)
     }
 
-    fn note(what: &'static str, said: impl Into<String>) -> Self {
-        Self::new(what, Verdict::Note, said)
+    fn note(what: &'static str, message: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Note, message)
     }
 
-    fn bad(what: &'static str, said: impl Into<String>) -> Self {
-        Self::new(what, Verdict::Bad, said)
+    fn bad(what: &'static str, message: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Bad, message)
     }
 
     fn failed(what: &'static str, error: &anyhow::Error) -> Self {
@@ -99,14 +99,14 @@ impl fmt::Display for Finding {
         let Self {
             what,
             verdict,
-            said,
+            message,
         } = self;
         let verdict = match verdict {
             Verdict::Ok => "ok",
             Verdict::Note => "note",
             Verdict::Bad => "BAD",
         };
-        write!(f, "{verdict:<5} {what:<14} {}", escaped(said))
+        write!(f, "{verdict:<5} {what:<14} {}", escaped(message))
     }
 }
 

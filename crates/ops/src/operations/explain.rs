@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_has_ended_or_was_handed_off_holds_nothing() {
+    fn a_final_or_handed_off_operation_holds_no_checkpoint() {
         let id = OperationId(uuid::Uuid::nil());
         for state in [
             "Processed",
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_waits_for_are_the_steps_under_way() {
+    fn an_operation_waits_for_its_running_steps() {
         let step = |name: &str, complete_by: Option<&str>, retry_at: Option<&str>| Step {
             name: name.to_owned(),
             attempt: 2,
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_says_who_owns_it_and_who_holds_it() {
+    fn the_page_of_a_shard_names_its_owner_and_oldest_operation() {
         let mut lag = Lag {
             partition: 1,
             shard: 1,

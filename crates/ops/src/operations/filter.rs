@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_reaches_the_question_and_only_those_that_are_given() {
+    fn every_given_flag_becomes_a_query_parameter() {
         let filter = read(
             "--state error,compensationfailed --state UNREADABLE --workflow w --tenant t --step s \
              --error e --older-than 10m --abandoned",
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_no_operation_is_listed_in_is_refused() {
+    fn a_state_that_cannot_be_listed_is_refused() {
         for bad in [
             "--state Pending",
             "--state Processed",
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verbs_own_states_apply_where_none_are_given() {
+    fn the_default_states_of_a_verb_apply() {
         let own = [ProcessState::Error];
         let states = |line: &str| read(line).unwrap().or_states(&own).state;
         assert_eq!(states(""), ["Error"]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_alone_may_stand_beside_an_id() {
+    fn only_a_tenant_may_accompany_an_id() {
         assert!(read("--tenant t").unwrap().is_tenant_only());
         assert!(!read("--tenant t --abandoned").unwrap().is_tenant_only());
         assert!(!read("--tenant t").unwrap().is_empty());

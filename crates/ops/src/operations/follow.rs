@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_known_once_the_history_has_the_verb_and_the_operation_rests() {
+    fn a_result_is_known_once_the_verb_is_in_the_history_and_nothing_runs() {
         let before = entry("1", "resubmit", None);
         let after = entry("2", "resubmit", None);
         let followed = followed(
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operation_waits_for_is_shown_where_it_is_not_what_was_asked() {
+    fn an_operation_that_waits_for_something_else_is_reported() {
         let seen = operation("Processing", &[]);
         let followed = followed(&Verb::Cancel, &seen, None);
         let waits = "Waiting for an operator: resubmit.";
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_already_needs_no_entry() {
+    fn a_verb_that_is_under_way_needs_no_history_entry() {
         let seen = operation("Compensating", &[]);
         let followed = followed(&Verb::Compensate, &seen, None);
         assert_eq!(outcome(&followed, &seen), None);

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_what_is_known_and_no_control_characters() {
+    fn a_line_omits_missing_values_and_control_characters() {
         let report = Report::new("a", &Verb::ResubmitAsNew, Outcome::Failed);
         assert_eq!(report.to_string(), "failed      a  resubmit --as-new");
         let operation = Operation {

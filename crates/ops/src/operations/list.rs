@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_whether_a_filter_left_it_empty() {
+    fn an_empty_list_mentions_its_filter() {
         let all = nothing_found(&Filter::default());
         assert_eq!(all, "no operations linger, failed, or are parked");
         let some = Filter::default().or_states(&[waybill_engine::ProcessState::Error]);

@@ -24,7 +24,7 @@ use waybill_telemetry::visible::to_json;
 use self::tally::Tally;
 use super::OpsError;
 use super::api::{Api, ApiError};
-use super::course::{Canary, Course, Halt};
+use super::canary::{Canary, Halt, RunResults};
 use super::filter::Filter;
 use super::follow::Followed;
 use super::line::{Outcome, Report};
@@ -103,7 +103,7 @@ pub(super) struct Many {
         default_value = "60s",
         value_parser = duration_from_text
     )]
-    away_max: Duration,
+    unreachable_max: Duration,
 }
 
 /// Operations per second.
@@ -156,7 +156,7 @@ pub(super) async fn redrive(
     if many.dry_run {
         return plan.show(many, output, &mut out);
     }
-    let api = api.with_patience(many.away_max);
+    let api = api.with_patience(many.unreachable_max);
     let mut redrive = Redrive::new(&api, asking, filter.tenant(), many, output, out);
     redrive.run(plan.ids).await
 }
@@ -263,7 +263,7 @@ struct Redrive<'a, W> {
     many: &'a Many,
     output: Output,
     pace: Interval,
-    course: Course,
+    results: RunResults,
     followed: Vec<Followed>,
     read_at: Instant,
     progress_at: Instant,
@@ -293,7 +293,7 @@ impl<'a, W: Write> Redrive<'a, W> {
             many,
             output,
             pace,
-            course: Course::new(many.canary_failures),
+            results: RunResults::new(many.canary_failures),
             followed: Vec::new(),
             read_at: now + READ_EVERY,
             progress_at: now + PROGRESS_EVERY,
@@ -375,8 +375,8 @@ impl<'a, W: Write> Redrive<'a, W> {
 
     fn halt(&self, phase: Phase) -> Option<Halt> {
         match phase {
-            Phase::Canaries => self.course.canaries_halt(self.tally.open),
-            Phase::Others => self.course.share_halts(),
+            Phase::Canaries => self.results.canaries_halt(self.tally.open),
+            Phase::Others => self.results.share_halts(),
         }
     }
 
@@ -487,8 +487,8 @@ impl<'a, W: Write> Redrive<'a, W> {
 
     fn settle(&mut self, report: &Report) -> Result<(), OpsError> {
         match report.outcome {
-            Outcome::Done => self.course.settle(false),
-            Outcome::Failed => self.course.settle(true),
+            Outcome::Done => self.results.settle(false),
+            Outcome::Failed => self.results.settle(true),
             // It is unknown whether these would have failed.
             Outcome::Asked | Outcome::Refused | Outcome::Open | Outcome::Skipped => {}
         }

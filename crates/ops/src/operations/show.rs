@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_every_fact_step_and_asking_in_full() {
+    fn the_page_of_an_operation_is_complete() {
         let failure = Failure {
             code: "no-drone".to_owned(),
             message: "none is free".to_owned(),
@@ -309,7 +309,7 @@ TIME                      VERB
     }
 
     #[test]
-    fn an_operation_that_no_scheduler_has_read_is_a_short_page() {
+    fn the_page_of_a_pending_operation_is_short() {
         let pending = Operation {
             id: "x".to_owned(),
             state: "Pending".to_owned(),

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn each_verb_has_the_ends_that_it_is_asked_for() {
+    fn each_verb_has_its_expected_final_states() {
         let ends = |verb: Verb| {
             let all = ProcessState::ALL.map(ProcessState::as_str);
             all.into_iter()
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_operation_and_an_undone_step_are_so_already() {
+    fn a_verb_without_further_effect_is_already_done() {
         let abandoned = Operation {
             abandoned: true,
             ..operation("Error")
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_has_what_is_said_and_nothing_else() {
+    fn a_body_has_only_the_given_fields() {
         let asking = |verb, reason: Option<&str>, by: Option<&str>| Asking {
             verb,
             reason: reason.map(str::to_owned),

@@ -90,7 +90,7 @@ fn is_without_schema(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<StoreError>();
     matches!(
         error,
-        Some(StoreError::Schema(SchemaError::Unfit {
+        Some(StoreError::Schema(SchemaError::Incompatible {
             problem: CqlProblem::NoSchema,
             ..
         }))

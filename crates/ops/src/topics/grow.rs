@@ -52,15 +52,15 @@ impl Direction {
         }
     }
 
-    /// Refuses an impossible number, or one in the other direction, which would be a slip.
-    fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
-        let now = stands.partitions;
+    /// Refuses an impossible number, or one in the other direction, which is probably a mistake.
+    fn allows(self, wanted: u32, stored: &LayoutView) -> anyhow::Result<()> {
+        let now = stored.partitions;
         let is_right = match self {
             Self::More => wanted >= now,
             Self::Fewer => wanted <= now,
         };
         // Either command continues a change that was begun.
-        if stands.becomes.is_some() {
+        if stored.becomes.is_some() {
             return Ok(());
         }
         if wanted > PARTITIONS_MAX {
@@ -94,8 +94,8 @@ impl GrowArgs {
         };
         let workflows = load_workflows(&config.workflows)?;
         let store = Arc::new(CqlStore::connect(cql).await?);
-        let stands = Shards::new(store.clone(), config.partitions).show().await?;
-        direction.allows(self.partitions, &stands)?;
+        let stored = Shards::new(store.clone(), config.partitions).show().await?;
+        direction.allows(self.partitions, &stored)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = config.kafka_settings_of_commands();
         let repartition = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
@@ -197,8 +197,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_impossible_or_lies_the_other_way_is_refused() {
-        let stands = |becomes| LayoutView {
+    fn an_impossible_number_or_direction_is_refused() {
+        let stored = |becomes| LayoutView {
             generation: 0,
             partitions: 4,
             per_partition: 1,
@@ -207,19 +207,19 @@ mod tests {
             shards: Vec::new(),
         };
         let allows = |direction: Direction, wanted, becomes| {
-            direction.allows(wanted, &stands(becomes)).is_ok()
+            direction.allows(wanted, &stored(becomes)).is_ok()
         };
         for (wanted, more, fewer) in [(8, true, false), (4, true, true), (2, false, true)] {
             assert_eq!(allows(Direction::More, wanted, None), more, "{wanted}");
             assert_eq!(allows(Direction::Fewer, wanted, None), fewer, "{wanted}");
         }
-        assert!(allows(Direction::More, 2, Some(2)), "it is gone on with");
+        assert!(allows(Direction::More, 2, Some(2)), "the change continues");
         for impossible in [6, 3, 0, 2048] {
             assert!(!allows(Direction::More, impossible, None), "{impossible}");
         }
-        let refused = Direction::More.allows(6, &stands(None)).unwrap_err();
+        let refused = Direction::More.allows(6, &stored(None)).unwrap_err();
         assert!(refused.to_string().contains("such as 8 or 12"), "{refused}");
-        let refused = Direction::More.allows(2, &stands(None)).unwrap_err();
+        let refused = Direction::More.allows(2, &stored(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "there are 4 partitions, and 2 are fewer: run `waybill topics shrink --partitions 2`"

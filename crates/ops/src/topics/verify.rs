@@ -33,12 +33,12 @@ impl VerifyArgs {
             .any(|finding| site.is_about_a_number(finding))
         {
             match shards(config, &self.admin, None).await {
-                Ok(stands) => {
-                    site.drop_numbers_that_stand(&mut findings, &stands);
-                    let becomes = stands.becomes.map(|to| format!(", changing to {to}"));
+                Ok(stored) => {
+                    site.drop_stored_numbers(&mut findings, &stored);
+                    let becomes = stored.becomes.map(|to| format!(", changing to {to}"));
                     eprintln!(
                         "operation topics: {} partitions in use{}, according to the state store",
-                        stands.partitions,
+                        stored.partitions,
                         becomes.unwrap_or_default()
                     );
                 }

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_comes_out_of_its_line_as_it_went_in() {
+    fn a_row_round_trips_through_its_line() {
         let amended = |input: Option<&str>, deadline| Amended {
             input: input.map(|input| input.as_bytes().into()),
             deadline,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_store_would_hold_is_refused_with_the_operations_id() {
+    fn an_invalid_row_is_refused_with_the_operations_id() {
         let whole = Operation::of(&kept(None)).unwrap();
         let changed = |change: fn(&mut Operation)| {
             let mut operation = whole.clone();

@@ -36,7 +36,7 @@ async fn setup() -> (Stub, Registry) {
 }
 
 /// The first answer of a cache other than `NotYet`.
-async fn said(cache: &SchemaCache, id: u32) -> Lookup {
+async fn resolved(cache: &SchemaCache, id: u32) -> Lookup {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match cache.writer_schema(SchemaId(id)) {
@@ -117,7 +117,7 @@ async fn a_newer_schema_that_reads_the_older_one_is_compatible() {
 }
 
 #[tokio::test]
-async fn only_the_registrys_own_word_makes_an_id_unknown() {
+async fn only_a_registry_answer_makes_an_id_unknown() {
     let (stub, registry) = setup().await;
     assert_eq!(registry.schema(SchemaId(1)).await.unwrap(), None);
     let answers = [
@@ -165,7 +165,7 @@ async fn a_registry_that_does_not_exist_is_unreachable() {
 }
 
 #[tokio::test]
-async fn the_login_travels_and_a_path_in_front_stays() {
+async fn login_and_base_path_are_sent() {
     let (stub, _) = setup().await;
     let registry = Registry::new(&RegistrySettings {
         url: format!("{}/apis/ccompat/v7/", stub.url()),
@@ -200,15 +200,18 @@ async fn readers_get_known_schemas_and_each_id_is_requested_once() {
             Lookup::NotYet
         ));
     }
-    let Lookup::Found(schema) = said(&cache, good).await else {
+    let Lookup::Found(schema) = resolved(&cache, good).await else {
         panic!("it is there")
     };
     assert_eq!(
         schema.fingerprint(),
         WriterSchema::parse(OTHER).unwrap().fingerprint()
     );
-    assert!(matches!(said(&cache, json).await, Lookup::Unusable { .. }));
-    assert!(matches!(said(&cache, 1).await, Lookup::Unknown));
+    assert!(matches!(
+        resolved(&cache, json).await,
+        Lookup::Unusable { .. }
+    ));
+    assert!(matches!(resolved(&cache, 1).await, Lookup::Unknown));
     // Known IDs cost no request, whether a schema exists or not.
     stub.goes_away();
     for id in [good, json, 1] {
@@ -237,20 +240,20 @@ async fn readers_wait_for_a_new_schema_that_a_node_does_not_have_yet() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(stub.store(r#""long""#, "AVRO"), next);
-    assert!(matches!(said(&cache, next).await, Lookup::Found(_)));
+    assert!(matches!(resolved(&cache, next).await, Lookup::Found(_)));
 }
 
 #[tokio::test]
-async fn readers_do_not_wait_for_ever_for_an_id_that_the_registry_refuses() {
+async fn readers_stop_waiting_for_a_refused_id() {
     let (stub, registry) = setup().await;
     let good = stub.give("s", OTHER);
     let cache = SchemaCache::new(registry);
-    assert!(matches!(said(&cache, good).await, Lookup::Found(_)));
+    assert!(matches!(resolved(&cache, good).await, Lookup::Found(_)));
     stub.answers(
         StatusCode::FORBIDDEN,
         r#"{"error_code": 40301, "message": "not for you"}"#,
     );
-    let Lookup::Unusable { cause } = said(&cache, 77).await else {
+    let Lookup::Unusable { cause } = resolved(&cache, 77).await else {
         panic!("it is refused")
     };
     assert!(cause.contains("not for you"), "{cause}");
@@ -270,5 +273,5 @@ async fn readers_wait_while_the_registry_is_unreachable_and_continue_afterwards(
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     stub.is_back();
-    assert!(matches!(said(&cache, id).await, Lookup::Found(_)));
+    assert!(matches!(resolved(&cache, id).await, Lookup::Found(_)));
 }

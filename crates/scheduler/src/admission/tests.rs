@@ -261,7 +261,7 @@ fn every_wrong_field_of_a_create_is_named() {
 }
 
 #[test]
-fn an_input_that_would_fit_into_no_step_request_is_refused() {
+fn an_input_too_large_for_a_step_request_is_refused() {
     let input = |bytes: usize| format!(r#"{{"a":"{}"}}"#, "x".repeat(bytes - r#"{"a":""}"#.len()));
     let fits = written(&input(INPUT_BYTES_MAX));
     assert!(admitted(fits).is_ok());
@@ -287,7 +287,7 @@ fn a_refusal_is_short_and_contains_no_contact() {
 }
 
 #[test]
-fn an_amendment_names_its_operation_rightly_and_changes_fields() {
+fn an_amendment_must_name_its_operation_and_change_fields() {
     let amend = |tenant: &str, fields: &str| {
         let request = AmendRequest {
             id: Uuid::nil(),
@@ -380,7 +380,7 @@ fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
 
 /// A client may choose any hash that separates its repeats from conflicts.
 #[test]
-fn the_own_hash_of_another_writer_is_kept() {
+fn the_hash_of_another_writer_is_kept() {
     let own = RequestHash([7; 16]);
     let mut create = written(r#"{"a": 1}"#);
     create.request_hash = own;

@@ -130,7 +130,7 @@ fn deleted_requests_may_be_skipped_and_the_rest_of_the_log_is_read() {
 }
 
 #[test]
-fn an_owner_that_has_consumed_nothing_is_refused_a_log_whose_beginning_is_gone() {
+fn a_log_without_its_beginning_is_refused_to_a_new_owner() {
     let new = Lease {
         owner: None,
         ..held(0, 0, 0)
@@ -214,11 +214,14 @@ fn a_refused_topic_is_named_with_both_ids() {
             found: TopicId(0),
         },
     };
-    let said = mismatch.to_string();
-    assert!(said.starts_with("requests: no record is done"), "{said}");
+    let message = mismatch.to_string();
     assert!(
-        said.contains("its id was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
-        "{said}"
+        message.starts_with("requests: no record is done"),
+        "{message}"
+    );
+    assert!(
+        message.contains("its id was nzFcXHblTG... and is now AAAAAAAAAAAAAAAAAAAAAA"),
+        "{message}"
     );
 }
 
@@ -251,7 +254,7 @@ fn a_record_fingerprint_is_neither_replaced_nor_taken_for_a_topic_fingerprint() 
 
 /// The shard of such a log has not done any record either, but does not begin at offset 0.
 #[test]
-fn a_topic_that_was_read_from_a_later_offset_on_is_not_taken_for_a_fuller_one() {
+fn a_topic_read_from_a_later_offset_is_not_confused_with_a_fuller_one() {
     let mut row = held(3, 50, 0);
     row.checkpoint.fingerprints.normal = None;
     remember_topics(&mut row, &logs_of((5, 6), (50, 50)));
@@ -324,7 +327,7 @@ fn a_log_that_lacks_unfinished_recoveries_is_refused_until_skipping_is_allowed()
     assert_eq!(
         recoveries_from(7, 7, 7),
         (7, None),
-        "all that is gone was done"
+        "all deleted requests were finished"
     );
     let overtaken = MismatchCause::Overtaken { done, begins };
     assert_eq!(recoveries_from(7, 8, 9), (8, Some(overtaken)));

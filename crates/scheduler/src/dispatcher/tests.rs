@@ -221,7 +221,7 @@ fn a_failure_too_large_for_a_record_is_published_without_its_input() {
 }
 
 #[test]
-fn a_failure_that_fits_no_record_blocks_no_other() {
+fn an_unsendable_failure_blocks_no_other() {
     let mut fixture = Fixture::new();
     let hopeless = failed("hopeless", 0, VALUE_BYTES_MAX);
     let small = failed("small", 0, 0);
@@ -230,7 +230,7 @@ fn a_failure_that_fits_no_record_blocks_no_other() {
 }
 
 #[test]
-fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_message() {
+fn a_step_without_its_partition_is_not_attempted_and_blocks_no_other() {
     let mut fixture = Fixture::new();
     // The topic has one partition.
     fixture.dispatcher.step_partitions = 2;
@@ -248,7 +248,7 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
             asker, reply, why, ..
         }) = fixture.inputs.recv_timeout(PATIENCE)
         else {
-            panic!("the loop does not hear of it");
+            panic!("the loop gets no report");
         };
         assert_eq!(asker.shard, self::asker().shard);
         assert!(

@@ -118,7 +118,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn values_read_back_as_what_was_written() {
+fn values_round_trip() {
     let mut encoder = Encoder::default();
 
     let bytes = encoder.state(header(), &sample_state());
@@ -142,7 +142,7 @@ fn values_read_back_as_what_was_written() {
 
 /// Changes only together with [`FORMAT`]: stored values must stay readable.
 #[test]
-fn the_format_has_not_changed_by_accident() {
+fn the_format_is_stable() {
     let mut encoder = Encoder::default();
     let written = [
         hex(encoder.state(header(), &sample_state())),
@@ -202,7 +202,7 @@ const GOLDEN: [&[&str]; 4] = [
 ];
 
 #[test]
-fn a_layout_reads_back() {
+fn a_layout_round_trips() {
     let mut encoder = Encoder::default();
     let of = |shards_per_partition| ShardingScheme {
         partitions: 4,
@@ -236,7 +236,7 @@ fn a_layout_reads_back() {
 }
 
 #[test]
-fn a_lease_of_a_shard_reads_back() {
+fn a_lease_of_a_shard_round_trips() {
     let mut encoder = Encoder::default();
     let at = TopicOffsets {
         requests: Offset(9),
@@ -281,7 +281,7 @@ const IMPOSSIBLE: [ShardingScheme; 4] = [
 ];
 
 #[test]
-fn a_layout_that_is_or_was_impossible_is_refused() {
+fn an_impossible_layout_is_refused() {
     let mut encoder = Encoder::default();
     for impossible in IMPOSSIBLE {
         let possible = ShardingScheme::one_each(4);
@@ -318,7 +318,7 @@ fn a_layout_that_is_or_was_impossible_is_refused() {
 }
 
 #[test]
-fn a_lease_that_was_handed_over_by_an_impossible_shard_is_refused() {
+fn a_lease_with_an_impossible_parent_is_refused() {
     let mut encoder = Encoder::default();
     let mut handed_over_by = |schemes: &[ShardingScheme]| {
         let resume = schemes.iter().map(|scheme| ResumeOffsets {
@@ -378,7 +378,7 @@ fn a_value_cut_anywhere_is_refused() {
 
 /// Even if the changed value would decode.
 #[test]
-fn a_bit_that_changed_anywhere_in_a_row_or_a_lease_is_found() {
+fn any_flipped_bit_of_a_row_or_a_lease_is_detected() {
     let mut encoder = Encoder::default();
     let state_bytes = encoder.state(header(), &sample_state()).to_vec();
     let created_bytes = encoder.created(Stamp(1), &sample_created()).to_vec();
@@ -414,7 +414,7 @@ fn a_bit_that_changed_anywhere_in_a_row_or_a_lease_is_found() {
 }
 
 #[test]
-fn a_reply_key_reads_back_and_no_other_bytes_are_one() {
+fn a_reply_key_round_trips_and_other_bytes_are_refused() {
     let mut encoder = Encoder::default();
     let key = ReplyKey::new(std::array::from_fn(|at| at as u8));
     let bytes = encoder.reply_key(&key).to_vec();
@@ -441,7 +441,7 @@ fn a_reply_key_is_not_shown() {
 }
 
 #[test]
-fn bytes_behind_the_end_are_refused() {
+fn trailing_bytes_are_refused() {
     let mut encoder = Encoder::default();
     let bytes = encoder.bare(&(sample_lease(), 0_u8)).to_vec();
     assert_eq!(lease(&bytes), Err(Malformed::Trailing(1)));

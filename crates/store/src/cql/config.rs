@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn replication_is_written_as_cql_has_it() {
+    fn replication_is_written_in_cql_syntax() {
         let everywhere = CqlReplication::Everywhere(3).to_cql();
         assert_eq!(
             everywhere,

@@ -58,7 +58,7 @@ impl Layouts {
         let body = Encoder::default().layout(layout).to_vec();
         let generation = number(layout.generation().0);
         let here = link.datacenter.as_str();
-        let mut repeats = link.repeats_of_transaction("replacing the layout");
+        let mut retries = link.retries_of_transaction("replacing the layout");
         loop {
             let answer = match seen {
                 None => {
@@ -89,7 +89,7 @@ impl Layouts {
                     }
                     return Ok(stored == *layout);
                 }
-                Attempt::Failed(error) => repeats.after(*error).await?,
+                Attempt::Failed(error) => retries.after(*error).await?,
             }
         }
     }

@@ -94,19 +94,19 @@ impl Leases {
         seen: Option<&Lease>,
         lease: &Lease,
     ) -> Result<bool, StoreError> {
-        let mut repeats = link.repeats_of_transaction("taking a lease");
+        let mut retries = link.retries_of_transaction("taking a lease");
         loop {
             let error = match self.try_take(link, seen, lease).await? {
                 Attempt::Made => return Ok(true),
                 // An earlier attempt of this call may have succeeded.
-                Attempt::Refused if repeats.may_be_done => {
+                Attempt::Refused if retries.may_be_done => {
                     return self.is_stored(link, lease).await;
                 }
                 Attempt::Refused => return Ok(false),
                 Attempt::Failed(error) => error,
             };
-            repeats.after(*error).await?;
-            if repeats.may_be_done && self.is_stored(link, lease).await? {
+            retries.after(*error).await?;
+            if retries.may_be_done && self.is_stored(link, lease).await? {
                 return Ok(true);
             }
         }
@@ -181,14 +181,14 @@ impl Leases {
             epoch,
             renewal,
         );
-        let mut repeats = link.repeats_of_transaction("renewing a lease");
+        let mut retries = link.retries_of_transaction("renewing a lease");
         loop {
             let renew = link.session.execute_unpaged(&self.renew, values);
             match attempt(link.attempt(renew).await)? {
                 Attempt::Made => return Ok(true),
                 // A repeat, of this call or by the caller, may find its own write.
                 Attempt::Refused => return self.is_stored(link, lease).await,
-                Attempt::Failed(error) => repeats.after(*error).await?,
+                Attempt::Failed(error) => retries.after(*error).await?,
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! * **Which node.** Requests go to a replica of their partition in the local datacentre (on
 //!   ScyllaDB to the owning shard), and never to another datacentre.
-//! * **Repeats.** Every plain statement here is idempotent: a write carries its own timestamp, or
+//! * **Retries.** Every plain statement here is idempotent: a write carries its own timestamp, or
 //!   inserts the same key again. So a statement that failed without a refusal is sent again, for
 //!   [`CqlConfig::patience`](super::CqlConfig); the driver's own policy tries the next node at once
 //!   if that may help. Lightweight transactions are not repeated blindly, see `leases.rs`.
@@ -171,11 +171,11 @@ impl Link {
     where
         F: Future<Output = Result<T, ExecutionError>>,
     {
-        let mut repeats = self.repeats(action);
+        let mut retries = self.retries(action);
         loop {
             match self.attempt(request()).await {
                 Ok(done) => return Ok(done),
-                Err(error) => repeats.after(error).await?,
+                Err(error) => retries.after(error).await?,
             }
         }
     }
@@ -195,9 +195,9 @@ impl Link {
         answer
     }
 
-    /// The repeats of a request that has not been sent yet.
-    pub(super) fn repeats(&self, action: &'static str) -> Repeats {
-        Repeats {
+    /// The retries of a request that has not been sent yet.
+    pub(super) fn retries(&self, action: &'static str) -> Retries {
+        Retries {
             action,
             until: Instant::now() + self.patience,
             backoff: BACKOFF_MIN,
@@ -206,11 +206,11 @@ impl Link {
         }
     }
 
-    /// The repeats of a lightweight transaction that has not been sent yet.
-    pub(super) fn repeats_of_transaction(&self, action: &'static str) -> Repeats {
-        Repeats {
+    /// The retries of a lightweight transaction that has not been sent yet.
+    pub(super) fn retries_of_transaction(&self, action: &'static str) -> Retries {
+        Retries {
             judge: failure_of_transaction,
-            ..self.repeats(action)
+            ..self.retries(action)
         }
     }
 
@@ -271,7 +271,7 @@ impl Trouble {
 }
 
 /// How long a request is still repeated, and what is known about it.
-pub(super) struct Repeats {
+pub(super) struct Retries {
     action: &'static str,
     until: Instant,
     backoff: Duration,
@@ -281,7 +281,7 @@ pub(super) struct Repeats {
     pub(super) may_be_done: bool,
 }
 
-impl Repeats {
+impl Retries {
     /// Waits for the next attempt.
     ///
     /// # Errors
@@ -408,7 +408,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
         CqlTls::Off => return Ok(None),
         CqlTls::SystemRoots => {}
         CqlTls::CaFile(path) => {
-            let trusted = authorities(path).map_err(|error| unfit(path, error))?;
+            let trusted = authorities(path).map_err(|error| unusable_file(path, error))?;
             connector.set_cert_store(trusted);
         }
     }
@@ -419,12 +419,12 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
     {
         connector
             .set_certificate_chain_file(cert_file)
-            .map_err(|error| unfit(cert_file, error))?;
-        let key = key(key_file).map_err(|error| unfit(key_file, error))?;
+            .map_err(|error| unusable_file(cert_file, error))?;
+        let key = key(key_file).map_err(|error| unusable_file(key_file, error))?;
         connector
             .set_private_key(&key)
             .and_then(|()| connector.check_private_key())
-            .map_err(|error| unfit(key_file, error))?;
+            .map_err(|error| unusable_file(key_file, error))?;
     }
     Ok(Some(OpenSsl010Config::new(connector)))
 }
@@ -455,7 +455,7 @@ fn tls_failed(error: impl Into<Cause>) -> StoreError {
 }
 
 /// A file for TLS is missing or invalid.
-fn unfit(path: &Path, cause: impl Into<Cause>) -> StoreError {
+fn unusable_file(path: &Path, cause: impl Into<Cause>) -> StoreError {
     tls_failed(format!("{}: {}", path.display(), cause.into()))
 }
 
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_servers_are_given_up_long_before_the_drivers_minute() {
+    async fn silent_servers_time_out_before_the_drivers_minute() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let config = CqlConfig {
             connect_timeout: Duration::from_secs(45),
@@ -512,7 +512,7 @@ mod tests {
         assert!(!source.is::<NoAnswer>(), "{source}");
     }
 
-    fn said(error: DbError) -> ExecutionError {
+    fn failed(error: DbError) -> ExecutionError {
         RequestAttemptError::DbError(error, String::new()).into()
     }
 
@@ -531,13 +531,13 @@ mod tests {
             alive: 1,
         };
         for (error, wanted) in [
-            (said(DbError::Invalid), Failure::Refused),
-            (said(DbError::Unauthorized), Failure::Refused),
-            (said(unavailable), Failure::NotDone),
+            (failed(DbError::Invalid), Failure::Refused),
+            (failed(DbError::Unauthorized), Failure::Refused),
+            (failed(unavailable), Failure::NotDone),
             (ExecutionError::EmptyPlan, Failure::NotDone),
-            (said(timed_out), Failure::Unknown),
-            (said(DbError::ServerError), Failure::Unknown),
-            (said(DbError::Other(0x1700)), Failure::Unknown),
+            (failed(timed_out), Failure::Unknown),
+            (failed(DbError::ServerError), Failure::Unknown),
+            (failed(DbError::Other(0x1700)), Failure::Unknown),
             (
                 ExecutionError::RequestTimeout(Duration::ZERO),
                 Failure::Unknown,
@@ -550,13 +550,13 @@ mod tests {
     #[tokio::test]
     async fn a_transaction_with_too_few_replicas_may_still_have_been_applied() {
         let unavailable = || {
-            said(DbError::Unavailable {
+            failed(DbError::Unavailable {
                 consistency: Consistency::LocalSerial,
                 required: 2,
                 alive: 1,
             })
         };
-        let refused = said(DbError::Invalid);
+        let refused = failed(DbError::Invalid);
         assert_eq!(failure_of_transaction(&unavailable()), Failure::Unknown);
         assert_eq!(failure_of_transaction(&refused), Failure::Refused);
         let not_sent = ExecutionError::EmptyPlan;
@@ -566,35 +566,35 @@ mod tests {
             (failure as fn(&ExecutionError) -> Failure, false),
             (failure_of_transaction, true),
         ] {
-            let mut repeats = Repeats {
+            let mut retries = Retries {
                 action: "renewing a lease",
                 until: Instant::now() + Duration::from_secs(3_600),
                 backoff: Duration::ZERO,
                 judge,
                 may_be_done: false,
             };
-            repeats.after(unavailable()).await.unwrap();
-            assert_eq!(repeats.may_be_done, may_be_done);
+            retries.after(unavailable()).await.unwrap();
+            assert_eq!(retries.may_be_done, may_be_done);
         }
     }
 
     #[tokio::test]
-    async fn a_request_that_may_have_been_carried_out_ends_as_unknown_whatever_follows() {
-        let repeats = |patience| Repeats {
+    async fn a_request_that_may_have_been_applied_stays_unknown() {
+        let retries = |patience| Retries {
             action: "writing rows",
             until: Instant::now() + patience,
             backoff: Duration::ZERO,
             judge: failure,
             may_be_done: false,
         };
-        let mut only_not_done = repeats(Duration::ZERO);
+        let mut only_not_done = retries(Duration::ZERO);
         let error = only_not_done.after(ExecutionError::EmptyPlan).await;
         assert!(
             matches!(error, Err(StoreError::Unavailable { .. })),
             "{error:?}"
         );
 
-        let mut unknown = repeats(Duration::from_secs(3_600));
+        let mut unknown = retries(Duration::from_secs(3_600));
         let timed_out = ExecutionError::RequestTimeout(Duration::ZERO);
         unknown.after(timed_out).await.unwrap();
         unknown.until = Instant::now();
@@ -604,8 +604,8 @@ mod tests {
             "{error:?}"
         );
 
-        let mut refused = repeats(Duration::from_secs(3_600));
-        let error = refused.after(said(DbError::Invalid)).await;
+        let mut refused = retries(Duration::from_secs(3_600));
+        let error = refused.after(failed(DbError::Invalid)).await;
         assert!(
             matches!(error, Err(StoreError::Unavailable { .. })),
             "{error:?}"

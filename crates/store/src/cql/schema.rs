@@ -230,7 +230,7 @@ fn refuse_fatal(
 ) -> Result<(), StoreError> {
     match problems.into_iter().find(|problem| problem.is_fatal()) {
         None => Ok(()),
-        Some(problem) => Err(SchemaError::Unfit {
+        Some(problem) => Err(SchemaError::Incompatible {
             keyspace: config.keyspace.clone(),
             server: found.server.clone(),
             problem,

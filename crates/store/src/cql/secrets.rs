@@ -43,7 +43,7 @@ impl Secrets {
             return Ok(key);
         }
         let value = Encoder::default().reply_key(&candidate).to_vec();
-        let mut repeats = link.repeats_of_transaction("creating the reply key");
+        let mut retries = link.retries_of_transaction("creating the reply key");
         loop {
             let values = (REPLY_KEY, value.as_slice());
             let insert = link.session.execute_unpaged(&self.insert, values);
@@ -57,7 +57,7 @@ impl Secrets {
                     let nothing = "a transaction found the key, but a read did not";
                     return Err(StoreError::unavailable("reading the reply key", nothing));
                 }
-                Attempt::Failed(error) => repeats.after(*error).await?,
+                Attempt::Failed(error) => retries.after(*error).await?,
             }
         }
     }

@@ -80,7 +80,7 @@ struct Observed {
 struct Part {
     number: usize,
     first: Vec<u8>,
-    said: DamagedPart,
+    report: DamagedPart,
 }
 
 impl Damages {
@@ -91,7 +91,7 @@ impl Damages {
         parts.sort_by_key(|part| part.number);
         DamageReport {
             refused: observed.refused.clone(),
-            parts: parts.into_iter().map(|part| part.said.clone()).collect(),
+            parts: parts.into_iter().map(|part| part.report.clone()).collect(),
             more: observed.more,
         }
     }
@@ -146,7 +146,7 @@ impl Damages {
         if self.observed().parts.contains_key(&key) {
             return;
         }
-        let said = DamagedPart {
+        let report = DamagedPart {
             table,
             entries: keys::in_words(table, first, last),
             files: files(keyspace, first, last),
@@ -159,15 +159,15 @@ impl Damages {
         }
         tracing::error!(
             table,
-            entries = said.entries,
-            files = ?said.files,
+            entries = report.entries,
+            files = ?report.files,
             cause,
             "skipped damaged entries of the state store"
         );
         let part = Part {
             number: observed.parts.len(),
             first: first.to_vec(),
-            said,
+            report,
         };
         observed.parts.insert(key, part);
     }
@@ -507,7 +507,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_key_that_holds_is_found_wherever_it_lies() {
+    fn the_last_readable_key_is_found() {
         for end in [[0, 0], [0, 1], [0, 255], [1, 0], [127, 200], [255, 255]] {
             let found = last_that(2, |key| Ok(key <= end.as_slice())).unwrap();
             assert_eq!(found.as_deref(), Some(end.as_slice()));
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_a_key_carry_over_and_end_at_the_edges() {
+    fn neighbours_of_a_key_carry_and_end_at_the_limits() {
         assert_eq!(successor(&[1, 255]).as_deref(), Some(&[2, 0][..]));
         assert_eq!(predecessor(&[2, 0]).as_deref(), Some(&[1, 255][..]));
         assert_eq!(successor(&[255, 255]), None);
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_machine_is_not_damage() {
+    fn an_io_error_is_not_damage() {
         let damaged = [
             Error::Io(io::Error::from_raw_os_error(EIO)),
             Error::Io(io::ErrorKind::UnexpectedEof.into()),

@@ -119,7 +119,7 @@ mod tests {
 
     /// Without a sync, so that thousands are made while the worker writes one table out.
     #[test]
-    fn thousands_of_commits_to_full_tables_do_not_end_writing_out() {
+    fn flushing_continues_after_thousands_of_commits_to_full_tables() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Tables::open(&config(&dir)).unwrap();
         for number in 0..10_000_u32 {
@@ -143,7 +143,7 @@ mod tests {
 
     /// Like a store that needs more compactions than flushes.
     #[test]
-    fn uncompacted_runs_do_not_end_all_commits() {
+    fn commits_continue_with_uncompacted_runs() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Tables::open_idle(&config(&dir)).unwrap();
         let table = &tables.state;

@@ -91,7 +91,7 @@ impl EncodedBatch {
 }
 
 /// The state of an operation's row: what is stored, and what the group writes.
-struct Standing {
+struct PendingRow {
     /// The stamp of the state, if there is one.
     state_stamp: Option<Stamp>,
     /// The stamp of the immutable part, or one that is not below it.
@@ -121,7 +121,7 @@ struct Damage {
 pub(super) struct Group<'a> {
     tables: &'a Tables,
     recent: &'a mut RecentStamps,
-    rows: HashMap<OperationId, Standing>,
+    rows: HashMap<OperationId, PendingRow>,
     leases: HashMap<LeaseKey, Lease>,
     layout: Option<Layout>,
     /// The reply key, if this group creates it.
@@ -154,9 +154,9 @@ impl<'a> Group<'a> {
         }
         let mut written = Written::default();
         for row in batch.rows {
-            if let Some(standing) = self.rows.get_mut(&row.id) {
-                standing.merge(row);
-                written.replaced.extend(standing.replaced());
+            if let Some(pending) = self.rows.get_mut(&row.id) {
+                pending.merge(row);
+                written.replaced.extend(pending.replaced());
             }
         }
         self.due.extend(batch.due);
@@ -167,31 +167,31 @@ impl<'a> Group<'a> {
     /// Loads what is stored of a row, as far as `row` has to be compared with it.
     fn load(&mut self, row: &EncodedRow) -> Result<(), StoreError> {
         if !self.rows.contains_key(&row.id) {
-            let standing = self.stored(row.id)?;
-            self.rows.insert(row.id, standing);
+            let pending = self.stored(row.id)?;
+            self.rows.insert(row.id, pending);
         }
-        if let Some(standing) = self.rows.get_mut(&row.id)
+        if let Some(pending) = self.rows.get_mut(&row.id)
             && row.created.is_some()
-            && !standing.created_stamp_is_exact
-            && (!standing.is_recent || Some(row.stamp) <= standing.created_stamp)
+            && !pending.created_stamp_is_exact
+            && (!pending.is_recent || Some(row.stamp) <= pending.created_stamp)
         {
-            standing.found_created(self.tables.stored_created(row.id)?);
+            pending.found_created(self.tables.stored_created(row.id)?);
         }
         Ok(())
     }
 
-    fn stored(&self, id: OperationId) -> Result<Standing, StoreError> {
+    fn stored(&self, id: OperationId) -> Result<PendingRow, StoreError> {
         if let Some(stamp) = self.recent.get(id) {
-            return Ok(Standing {
+            return Ok(PendingRow {
                 is_recent: true,
-                ..Standing::with_state(Some(stamp))
+                ..PendingRow::with_state(Some(stamp))
             });
         }
         let Some(Stored { bytes, stamp }) = self.tables.stored_state(id)? else {
-            return Ok(Standing::with_state(None));
+            return Ok(PendingRow::with_state(None));
         };
         let corrupt = match stamp {
-            Ok(stamp) => return Ok(Standing::with_state(Some(stamp))),
+            Ok(stamp) => return Ok(PendingRow::with_state(Some(stamp))),
             Err(corrupt) => corrupt,
         };
         let created = self.tables.stored_created(id)?;
@@ -202,10 +202,10 @@ impl<'a> Group<'a> {
         };
         // The state's stamp was at least that of the immutable part.
         let stamp = created.and_then(|created| created.stamp.ok());
-        Ok(Standing {
+        Ok(PendingRow {
             created_stamp_is_exact: true,
             damage: Some(Box::new(damage)),
-            ..Standing::with_state(stamp)
+            ..PendingRow::with_state(stamp)
         })
     }
 
@@ -317,10 +317,10 @@ impl<'a> Group<'a> {
             batch.insert(&tables.cursors, key, encoder.cursor(*cursor));
         }
         let mut written = Vec::with_capacity(self.rows.len());
-        for (id, mut standing) in self.rows {
+        for (id, mut pending) in self.rows {
             let key = keys::row(id);
-            if standing.is_replaced()
-                && let Some(damage) = standing.damage.take()
+            if pending.is_replaced()
+                && let Some(damage) = pending.damage.take()
             {
                 let at = wall_clock();
                 let parts = [
@@ -333,10 +333,10 @@ impl<'a> Group<'a> {
                     }
                 }
             }
-            if let Some(created) = standing.created {
+            if let Some(created) = pending.created {
                 batch.insert(&tables.created, key, created);
             }
-            if let Some(state) = standing.state {
+            if let Some(state) = pending.state {
                 batch.insert(&tables.state, key, state.value);
                 if let Some(expires_at) = state.expires_at {
                     batch.insert(&tables.expiry, keys::expiry(keys::hour(expires_at), id), []);
@@ -344,8 +344,8 @@ impl<'a> Group<'a> {
             }
             // The stamp of a row that stays damaged is not remembered: the next write must find the
             // damage.
-            if standing.damage.is_none() {
-                written.extend(standing.state_stamp.map(|stamp| (id, stamp)));
+            if pending.damage.is_none() {
+                written.extend(pending.state_stamp.map(|stamp| (id, stamp)));
             }
         }
         tables.commit_synced(batch)?;
@@ -356,7 +356,7 @@ impl<'a> Group<'a> {
     }
 }
 
-impl Standing {
+impl PendingRow {
     /// A row that is stored with a state of this stamp, or not at all.
     fn with_state(stamp: Option<Stamp>) -> Self {
         // An immutable part is always written together with a state, so its stamp is not above the

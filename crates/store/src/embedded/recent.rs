@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_two_generations_are_held_and_the_latest_are_among_them() {
+    fn the_latest_two_generations_are_kept() {
         let mut recent = RecentStamps::new(100);
         for n in 0..10_000 {
             recent.insert(id(n), Stamp(1));

@@ -332,7 +332,7 @@ mod tests {
     const EIO: i32 = 5;
 
     #[test]
-    fn a_failure_says_what_failed_and_only_a_full_disk_is_called_full() {
+    fn only_a_full_disk_is_reported_as_full() {
         let dir = tempfile::tempdir().unwrap();
         let io = |kind: io::ErrorKind| fjall::Error::Io(kind.into());
         let cases = [
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fails_twice_within_an_hour_ends_all_writes_and_the_cause_is_named() {
+    fn a_disk_that_fails_twice_within_an_hour_ends_all_writes() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Reopening::open(EmbeddedConfig::new(dir.path())).unwrap();
         let fail = || {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_opened_again_end_all_writes() {
+    fn files_that_cannot_be_reopened_end_all_writes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         let tables = Reopening::open(EmbeddedConfig::new(&path)).unwrap();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_has_files_opened_again_that_could_not_be_before() {
+    async fn a_write_retries_the_reopening() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_fail_as_unavailable_after_the_store_gave_up() {
+    async fn calls_fail_as_unavailable_after_the_store_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();
@@ -488,7 +488,7 @@ mod tests {
         tables.failed("a test", Arc::new(fjall::Error::Poisoned));
         let reader = tables.get().unwrap();
         assert!(tables.writable().is_err(), "somebody reads");
-        assert!(tables.get().is_ok(), "and others may, too");
+        assert!(tables.get().is_ok(), "other causes may, too");
         drop(reader);
         *tables.tried.lock().unwrap() = None;
         assert!(tables.writable().is_ok());

@@ -609,7 +609,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn opening_writes_the_journal_again_unless_the_store_is_open() {
+    fn opening_rewrites_the_journal_unless_the_store_is_open() {
         let dir = tempfile::tempdir().unwrap();
         let config = EmbeddedConfig::new(dir.path());
         let tables = Tables::open(&config).unwrap();

@@ -50,7 +50,11 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
     );
     assert_eq!(intended.successor(of(2, 2)), Err(to(2, 6)));
     let of_more = intended.with_boundaries(vec![offsets(0); 2]);
-    assert_eq!(of_more, Err(LayoutError::Step), "those that stay go on");
+    assert_eq!(
+        of_more,
+        Err(LayoutError::Step),
+        "the remaining shards continue"
+    );
     assert_eq!(intended.announced(Vec::new()), Err(LayoutError::Step));
     let announced = intended.announced(begins()).unwrap();
     assert_eq!(announced.scheme(), of(2, 3));

@@ -28,7 +28,7 @@ pub async fn a_layout_is_replaced_only_from_what_was_seen_and_read_back(subject:
     assert!(store.set_layout(seen.clone(), one.clone()).await.unwrap());
     assert!(
         store.set_layout(seen.clone(), one.clone()).await.unwrap(),
-        "it is what is stored"
+        "it equals the stored layout"
     );
     assert_eq!(store.layout().await.unwrap(), Some(one.clone()));
     let (_, two) = next(&*store, 2).await;
@@ -72,9 +72,9 @@ pub async fn of_eight_contenders_exactly_one_replaces_the_layout(subject: &impl 
         winners.extend(contender.await.unwrap());
     }
     assert_eq!(winners.len(), 1, "{winners:?}");
-    let stands = store.layout().await.unwrap();
-    assert_eq!(stands.as_ref(), winners.first());
-    assert_ne!(stands, seen);
+    let stored = store.layout().await.unwrap();
+    assert_eq!(stored.as_ref(), winners.first());
+    assert_ne!(stored, seen);
     let (seen, one) = next(&*store, 1).await;
     assert!(store.set_layout(seen, one).await.unwrap());
 }

@@ -146,7 +146,7 @@ pub async fn a_stale_owners_renewal_is_refused(subject: &impl Subject) {
         let new = lease(key, 2, 2);
         assert!(
             !store.renew_lease(old.clone()).await.unwrap(),
-            "nobody took it yet"
+            "it has no owner yet"
         );
         assert!(store.take_lease(None, old.clone()).await.unwrap());
         assert!(
@@ -190,7 +190,7 @@ pub async fn a_renewal_never_goes_back_and_its_repeat_is_accepted(subject: &impl
         assert!(store.renew_lease(third.clone()).await.unwrap());
         assert!(
             store.renew_lease(third.clone()).await.unwrap(),
-            "word for word what is stored"
+            "exactly the stored lease"
         );
         assert!(!store.renew_lease(second).await.unwrap(), "it is older");
         let other = Lease {

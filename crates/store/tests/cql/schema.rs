@@ -19,7 +19,7 @@ use super::contract::{Subject, fresh_id, row, rows, write};
 /// The problem that an error reports.
 fn problem(error: StoreError) -> CqlProblem {
     match error {
-        StoreError::Schema(SchemaError::Unfit { problem, .. }) => problem,
+        StoreError::Schema(SchemaError::Incompatible { problem, .. }) => problem,
         other => panic!("{other:?}"),
     }
 }
@@ -44,34 +44,34 @@ async fn eight_migrations_at_once_make_one_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_is_there_is_defined_no_second_time() {
+async fn an_existing_schema_is_not_created_again() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };
     for (is_made, wanted) in [(false, true), (true, false)] {
-        let said = Overheard::line_to(subject.server.as_ref().unwrap()).await;
+        let proxy = RecordingProxy::line_to(subject.server.as_ref().unwrap()).await;
         let mut config = subject.config();
-        config.contact_points = vec![said.address.to_string()];
+        config.contact_points = vec![proxy.address.to_string()];
         CqlStore::migrate(&config).await.unwrap();
-        let defined = said.said("CREATE TABLE");
+        let defined = proxy.received("CREATE TABLE");
         assert_eq!(defined, wanted, "the schema was there: {is_made}");
-        assert!(said.said("schema_versions"), "it was asked for");
+        assert!(proxy.received("schema_versions"), "it was requested");
     }
     subject.clean_up().await;
 }
 
 /// What clients send to a server.
-struct Overheard {
+struct RecordingProxy {
     address: SocketAddr,
     bytes: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Overheard {
+impl RecordingProxy {
     async fn line_to(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let bytes = Arc::new(Mutex::new(Vec::new()));
-        let (server, heard) = (server.to_owned(), bytes.clone());
+        let (server, received) = (server.to_owned(), bytes.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
@@ -80,11 +80,11 @@ impl Overheard {
                 tokio::spawn(
                     async move { tokio::io::copy(&mut from_server, &mut to_client).await },
                 );
-                let heard = heard.clone();
+                let received = received.clone();
                 tokio::spawn(async move {
                     let mut buffer = vec![0; 16 * 1024];
                     while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
-                        heard.lock().unwrap().extend_from_slice(&buffer[..read]);
+                        received.lock().unwrap().extend_from_slice(&buffer[..read]);
                         if to_server.write_all(&buffer[..read]).await.is_err() {
                             break;
                         }
@@ -95,11 +95,11 @@ impl Overheard {
         Self { address, bytes }
     }
 
-    fn said(&self, text: &str) -> bool {
+    fn received(&self, text: &str) -> bool {
         let bytes = self.bytes.lock().unwrap();
         bytes
             .windows(text.len())
-            .any(|said| said == text.as_bytes())
+            .any(|window| window == text.as_bytes())
     }
 }
 
@@ -167,7 +167,7 @@ async fn a_schema_that_is_newer_than_the_program_is_refused_and_left_alone() {
 
 /// The state after a migration that was killed.
 #[tokio::test]
-async fn an_older_schema_is_refused_and_migrated_with_what_the_keyspace_holds() {
+async fn an_older_schema_is_refused_and_migrated_with_its_rows() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };
@@ -248,7 +248,7 @@ async fn a_keyspace_that_exists_is_used_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_datacentre_that_is_not_there_is_refused_with_those_that_are() {
+async fn a_missing_datacentre_is_refused_with_the_existing_ones() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };

@@ -31,7 +31,7 @@ async fn read(store: &EmbeddedStore, id: OperationId) -> Option<waybill_engine::
 }
 
 #[tokio::test]
-async fn a_restored_store_has_all_of_the_snapshot_and_nothing_that_came_later() {
+async fn a_restored_store_has_exactly_the_snapshot() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory.path().join("first"));
     let (before, after) = (fresh_id(), fresh_id());
@@ -86,7 +86,7 @@ async fn a_restored_store_has_all_of_the_snapshot_and_nothing_that_came_later() 
 }
 
 #[tokio::test]
-async fn nothing_is_committed_while_commits_are_held_back_and_all_of_it_afterwards() {
+async fn held_back_commits_are_applied_afterwards() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     let (begun, may_write) = tokio::sync::oneshot::channel();

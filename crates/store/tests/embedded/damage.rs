@@ -13,7 +13,7 @@ use super::Embedded;
 use super::contract::{Subject, fresh_id, row, rows, write};
 
 #[tokio::test]
-async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
+async fn an_unreadable_value_is_reported_as_corrupt() {
     let subject = Embedded::new();
     let id = fresh_id();
     let partition = PartitionId(3);
@@ -118,7 +118,7 @@ async fn the_replaced_value_of_an_unreadable_row_is_kept_aside() {
 
 /// The state was at least as new as the immutable part, whose stamp can still be read.
 #[tokio::test]
-async fn a_write_below_what_can_be_read_of_a_damaged_row_changes_nothing() {
+async fn a_write_below_the_stamp_of_a_damaged_row_is_ignored() {
     let subject = Embedded::new();
     let id = fresh_id();
     let store = subject.store();
@@ -160,7 +160,7 @@ async fn any_write_replaces_a_fully_unreadable_row_and_copies_it_to_corrupt() {
 }
 
 #[tokio::test]
-async fn an_unreadable_immutable_part_is_kept_aside_whatever_the_stamp_of_the_write() {
+async fn an_unreadable_immutable_part_is_always_kept_aside() {
     for stamp in [3, 5, 7] {
         let subject = Embedded::new();
         let id = fresh_id();
@@ -286,7 +286,7 @@ async fn a_damaged_block_makes_its_rows_unreadable_and_no_others() {
 }
 
 #[tokio::test]
-async fn listings_go_on_behind_a_damaged_block_in_either_order() {
+async fn listings_continue_after_a_damaged_block_in_either_order() {
     let subject = Embedded::new();
     let index_shard = PartitionId(0);
     let entry = |n: i64| AttentionEntry {
@@ -390,7 +390,7 @@ fn journal_of(subject: &Embedded) -> std::path::PathBuf {
 
 /// Whatever byte changes: either the store is not opened and names the file, or every row is there.
 #[tokio::test]
-async fn a_byte_that_changes_in_a_journal_loses_no_row_silently() {
+async fn a_changed_byte_in_a_journal_is_detected() {
     let subject = Embedded::new();
     let ids: Vec<_> = (0..6).map(|_| fresh_id()).collect();
     let store = subject.store();

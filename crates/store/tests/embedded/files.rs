@@ -277,7 +277,7 @@ async fn a_damaged_file_is_restored_from_its_copy() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_without_a_copy_is_named_and_no_row_is_lost_silently() {
+async fn a_damaged_file_without_a_copy_is_reported() {
     let sample = Sample::new(1_200).await;
     let found = outcomes(&sample, false).await;
     let of = |kind: &str| -> Vec<Outcome> { found[kind].keys().copied().collect() };
@@ -328,7 +328,7 @@ async fn a_large_file_whose_end_is_damaged_is_restored_and_loses_no_more_than_it
 
 /// The process was killed just after a flush.
 #[tokio::test]
-async fn copies_that_are_too_old_bring_nothing_older_back() {
+async fn old_copies_restore_no_old_rows() {
     let sample = Sample::new(400).await;
     write_out(sample.dir.path());
     let found = outcomes(&sample, true).await;
@@ -343,7 +343,7 @@ async fn copies_that_are_too_old_bring_nothing_older_back() {
 
 /// All that it holds is in the journal.
 #[tokio::test]
-async fn a_table_that_was_never_written_out_is_not_deleted_with_its_rows() {
+async fn an_unflushed_table_is_not_deleted() {
     let dir = temporary();
     let id = fresh_id();
     let store = open(dir.path()).unwrap();
@@ -367,7 +367,7 @@ async fn a_table_that_was_never_written_out_is_not_deleted_with_its_rows() {
 }
 
 #[tokio::test]
-async fn a_missing_file_is_restored_or_named_and_no_table_is_deleted() {
+async fn a_missing_file_is_restored_or_reported() {
     let sample = Sample::new(200).await;
     for (has_copies, wanted) in [(true, Outcome::Whole), (false, Outcome::Refused)] {
         for file in sample.files() {
@@ -395,7 +395,7 @@ fn batch_ends(journal: &[u8]) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn a_journal_that_is_deleted_cut_short_zeroed_or_older_is_named() {
+async fn a_deleted_truncated_zeroed_or_older_journal_is_reported() {
     let sample = Sample::new(200).await;
     let file = Path::new("0.jnl");
     let whole = fs::read(sample.dir.path().join(file)).unwrap();
@@ -426,7 +426,7 @@ async fn a_journal_that_is_deleted_cut_short_zeroed_or_older_is_named() {
 }
 
 #[tokio::test]
-async fn a_store_whose_creation_was_cut_short_is_created_anew() {
+async fn an_interrupted_creation_is_repeated() {
     type Leave = fn(&Path);
     let cut_short: [Leave; 4] = [
         |dir| {

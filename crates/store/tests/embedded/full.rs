@@ -58,14 +58,14 @@ async fn wrote(store: &EmbeddedStore, count: usize) -> Option<Vec<OperationId>> 
 
 async fn assert_there(store: &EmbeddedStore, ids: &[OperationId]) {
     for row in store.get_many(ids.to_vec()).await.unwrap() {
-        let row = row.unwrap().expect("what was acknowledged is there");
+        let row = row.unwrap().expect("acknowledged rows exist");
         assert_eq!((row.stamp, row.created), (Stamp(1), created(1)));
         assert_eq!(row.state, state(1));
     }
 }
 
 #[tokio::test]
-async fn a_full_disk_is_waited_for_and_what_was_acknowledged_is_there() {
+async fn acknowledged_rows_survive_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::mount(dir.path().to_owned()) else {
         return;
@@ -103,7 +103,7 @@ async fn a_full_disk_is_waited_for_and_what_was_acknowledged_is_there() {
             if let Some(ids) = wrote(&store, 500).await {
                 break ids;
             }
-            assert!(began.elapsed() < PATIENCE, "it goes on by itself");
+            assert!(began.elapsed() < PATIENCE, "it recovers");
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
         acknowledged.extend(ids);
@@ -134,7 +134,7 @@ async fn a_row_refused_by_a_full_disk_is_written_by_the_retry() {
     disk.empty();
     let began = Instant::now();
     while store.write(rows([row(failed)])).await.is_err() {
-        assert!(began.elapsed() < PATIENCE, "it goes on by itself");
+        assert!(began.elapsed() < PATIENCE, "it recovers");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_there(&store, &[failed]).await;

@@ -218,8 +218,7 @@ async fn many_operations_of_one_state_do_not_hide_those_of_another() {
 }
 
 #[tokio::test]
-async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_counted_in_its_own_index_shard_only()
- {
+async fn an_operation_parked_again_after_repartitioning_is_counted_once() {
     let mut fixture = Fixture::new(2);
     let mut others = (1..).filter(|number| partition_for(id(*number), 2) != INDEX_SHARD);
     let [stayed, went_on] = [(); 2].map(|()| id(others.next().unwrap()));

@@ -10,7 +10,7 @@ use waybill_store::Layout;
 use super::*;
 
 #[test]
-fn a_misrouted_record_goes_to_the_partition_of_its_operation_as_it_is() {
+fn a_misrouted_record_is_rerouted_unchanged() {
     let operation = OperationId(Uuid::from_u128(7));
     let record = RawRecord {
         topic: "waybill.recovery.v1".to_owned(),

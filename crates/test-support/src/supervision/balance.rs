@@ -60,7 +60,7 @@ pub fn check(
             }
             Some(state @ ("Compensated" | "Cancelled")) => {
                 if !standing.is_empty() {
-                    findings.push(format!("{standing:?} stands: {operation:#}"));
+                    findings.push(format!("{standing:?} remains: {operation:#}"));
                 }
                 if state == "Cancelled" {
                     &mut counts.cancelled

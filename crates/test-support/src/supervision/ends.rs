@@ -76,7 +76,7 @@ impl Setup {
             };
             assert!(
                 Instant::now() < deadline,
-                "{} of {} operations have not ended, and {} were not asked for again; one is {:#}\n{}",
+                "{} of {} operations have not ended, and {} were not requested again; one is {:#}\n{}",
                 still_open.len(),
                 ids.len(),
                 open.len(),

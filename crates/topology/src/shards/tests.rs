@@ -97,11 +97,15 @@ async fn a_merged_shard_begins_at_the_lowest_checkpoint_and_its_parents_cannot_b
         let lease = site.store.lease(key).await.unwrap().unwrap();
         assert!(lease.is_ended && lease.owner.is_none());
     }
-    assert_eq!(site.begin(&layout, 0).await, begun, "it may be begun again");
+    assert_eq!(
+        site.begin(&layout, 0).await,
+        begun,
+        "it may be started again"
+    );
 }
 
 #[tokio::test]
-async fn an_own_shard_is_waited_for_and_another_process_of_before_is_not() {
+async fn only_shards_of_live_owners_are_waited_for() {
     let site = Site::new();
     site.lease(0, 0, Some(OTHER), 10).await;
     // No other process can open this store, so the owner is dead.
@@ -156,7 +160,7 @@ async fn many_layouts_without_owners_are_skipped_at_once() {
 }
 
 #[tokio::test]
-async fn shards_are_set_only_after_a_scheduler_has_begun_and_partitions_stay() {
+async fn the_number_of_shards_is_set_only_after_a_scheduler_has_begun() {
     let site = Site::new();
     let asked_with_others = Shards::new(site.store.clone(), 9);
     let refused = asked_with_others.set(2).await.unwrap_err();
@@ -219,12 +223,12 @@ async fn a_shard_that_gets_another_partition_reads_the_old_one_to_its_end_first(
     assert_eq!(
         stays.checkpoint.at.requests,
         Offset(30),
-        "it goes on where it was"
+        "it continues at its offset"
     );
 }
 
 #[tokio::test]
-async fn a_partition_is_done_only_as_far_as_the_shards_that_will_leave_it() {
+async fn a_partition_is_done_up_to_the_slowest_leaving_shard() {
     let site = Site::new();
     let layout = growing();
     site.lease(2, 0, None, 60).await;

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pages_in_the_documents_are_those_that_the_program_makes() {
+    fn the_committed_pages_are_those_that_the_program_generates() {
         for reference in Reference::value_variants() {
             let name = reference.to_possible_value().unwrap();
             let name = name.get_name();

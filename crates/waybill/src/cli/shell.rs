@@ -42,13 +42,13 @@ mod tests {
             let script = Cli::completions(*shell);
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                assert!(script.contains(name), "{shell} is not told of {name}");
+                assert!(script.contains(name), "the script for {shell} lacks {name}");
             }
         }
     }
 
     #[test]
-    fn every_command_has_a_page_that_says_what_its_help_says() {
+    fn every_command_has_a_page_with_its_help() {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path().join("not/there");
         Cli::write_manual(&directory).unwrap();

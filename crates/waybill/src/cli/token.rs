@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_token_is_refused_by_its_flag() {
+    fn invalid_token_settings_are_refused_by_their_flag() {
         let entry = |name: &str, scopes: &[Scope], tenant: &str| {
             let arguments = CreateArgs {
                 name: name.to_owned(),

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_answer_that_does_not_come_is_no_outage_and_the_next_that_comes_ends_it() {
+    fn one_missing_answer_is_no_outage_and_the_next_one_ends_it() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut connectivity = Connectivity::default();
@@ -192,6 +192,6 @@ mod tests {
         assert!(!connectivity.note(false, at(8)));
         assert!(!connectivity.note(false, at(9)));
         assert!(connectivity.note(true, at(10)));
-        assert!(connectivity.note(false, at(90)), "it is counted anew");
+        assert!(connectivity.note(false, at(90)), "the count starts again");
     }
 }

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_directory_is_its_users_alone_and_one_that_is_there_keeps_its_mode() {
+    fn a_new_directory_is_private_and_an_existing_one_keeps_its_mode() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("var/data");
         prepare(&path).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_user_and_the_owner_and_mode_of_the_directory() {
+    fn a_refusal_names_user_owner_and_mode() {
         let root = tempfile::tempdir().unwrap();
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o750)).unwrap();
         let owner = fs::metadata(root.path()).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_mode_0_is_refused_unless_the_user_may_do_everything() {
+    fn a_directory_of_mode_0_is_refused_unless_the_user_is_privileged() {
         let root = tempfile::tempdir().unwrap();
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o0)).unwrap();
         match prepare(root.path()) {

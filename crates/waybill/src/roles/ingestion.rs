@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ingestion_has_the_same_defaults_as_its_section_of_the_configuration() {
+    fn ingestion_has_the_defaults_of_its_section() {
         assert_eq!(
             ingestion_config(&Config::default()),
             IngestionConfig::default()

@@ -156,8 +156,8 @@ async fn start(
         Role::Scheduler => {
             let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
-            let stands = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stands)?;
+            let stored = dependencies.partition_map.layout().scheme();
+            let own = shards_of_this_process(config, environment, stored)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let direct = match config.agents.transport {
                 AgentTransport::Direct => {
@@ -201,8 +201,8 @@ async fn start(
             if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }
-            let stands = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stands)?;
+            let stored = dependencies.partition_map.layout().scheme();
+            let own = shards_of_this_process(config, environment, stored)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,
@@ -258,7 +258,7 @@ async fn dependencies(
     let damaged_store = Arc::downgrade(&store);
     admin.readiness.warn_of(move || {
         let report = damaged_store.upgrade().map(|store| store.damage());
-        store::said_of(&report.unwrap_or_default())
+        store::messages_of(&report.unwrap_or_default())
     });
     if let Some(store) = &embedded {
         disk.store.get_or_init(|| store.clone());
@@ -311,9 +311,9 @@ async fn dependencies(
 
 /// Warns if the topics of the embedded broker may exceed its disk.
 fn disk_bounds(config: &Config, workflows: &Workflows) {
-    if let Some(said) = disk_bounds_exceed(config, workflows) {
+    if let Some(message) = disk_bounds_exceed(config, workflows) {
         tracing::warn!(
-            advice = said,
+            advice = message,
             "the disk bounds of all topics exceed the disk"
         );
     }

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_address_that_is_taken_is_named_with_its_setting() {
+    async fn every_address_in_use_is_named_with_its_setting() {
         let taken = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [http, broker] = taken.each_ref().map(|it| it.local_addr().unwrap());
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_no_interface_has_is_not_taken_by_another_process() {
+    async fn an_address_of_no_interface_is_not_reported_as_in_use() {
         let mut config = Config::default();
         config.services.listen = SocketAddr::from(([192, 0, 2, 1], 0));
         config.admin.listen = SocketAddr::from(([127, 0, 0, 1], 0));

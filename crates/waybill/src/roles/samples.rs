@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_in_no_argument_of_the_printed_commands() {
+    fn printed_commands_contain_no_token() {
         let mut addresses = Addresses {
             http: "http://localhost:8080".to_owned(),
             admin: "http://localhost:8081".to_owned(),

@@ -23,16 +23,16 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ATTENTION_WALK: Duration = Duration::from_secs(60 * 60);
 
 /// Readiness warnings about damage in the store.
-pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
+pub(super) fn messages_of(damage: &DamageReport) -> Vec<String> {
     let refused = damage.refused.iter();
     let refused = refused.map(|cause| format!("the state store refuses every write: {cause}"));
     let parts = damage.parts.iter().map(ToString::to_string);
-    let mut said: Vec<String> = refused.chain(parts).collect();
+    let mut messages: Vec<String> = refused.chain(parts).collect();
     if damage.more > 0 {
         let more = counted(damage.more, "more damaged part");
-        said.push(format!("{more} of the store"));
+        messages.push(format!("{more} of the store"));
     }
-    said
+    messages
 }
 
 /// An open store.

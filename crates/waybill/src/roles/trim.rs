@@ -110,8 +110,8 @@ impl Trim {
             if below.is_empty() {
                 continue;
             }
-            let stands = shards::layout(&*self.store, self.partition_map.partitions()).await?;
-            if stands.generation() != layout.generation() {
+            let stored = shards::layout(&*self.store, self.partition_map.partitions()).await?;
+            if stored.generation() != layout.generation() {
                 self.trimmed[index].clear();
                 continue;
             }

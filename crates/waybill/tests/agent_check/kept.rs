@@ -22,7 +22,7 @@ const DELIVERY: &str = r#"{
 }"#;
 
 #[test]
-fn the_declared_agent_and_its_service_keep_every_rule() {
+fn the_declared_agent_passes_every_rule() {
     let mut setup = Setup::new();
     let services = setup.role("services", &["--services", "127.0.0.1:0"]);
     let services = setup.start(services, &["services"])["services"].to_string();
@@ -141,7 +141,7 @@ fn the_prefix_of_an_installation_is_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn an_agent_that_is_not_there_fails_the_first_rule_and_the_others_are_not_tried() {
+fn a_missing_agent_fails_the_first_rule_and_skips_the_others() {
     let setup = Setup::new();
     let checked = setup.check(&["--agent", "nobody", "--step", "wait", "--wait", "1s"]);
     assert_eq!(checked.code, Some(1), "{checked:#?}");
@@ -156,7 +156,7 @@ fn an_agent_that_is_not_there_fails_the_first_rule_and_the_others_are_not_tried(
 }
 
 #[test]
-fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
+fn the_python_sample_passes_every_rule_and_stops_in_order() {
     let Some(python) = python() else {
         return;
     };
@@ -291,8 +291,8 @@ fn run(command: &mut Command) -> Result<(), String> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            Err(said.lines().last().unwrap_or("it fails").to_owned())
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            Err(message.lines().last().unwrap_or("it fails").to_owned())
         }
         Err(error) => Err(error.to_string()),
     }

@@ -27,7 +27,7 @@ use crate::smtp::SmtpServer;
 pub const PARTITIONS: u32 = 3;
 
 #[tokio::test]
-async fn alerts_from_before_the_first_start_are_sent_unless_they_are_too_old() {
+async fn recent_alerts_from_before_the_first_start_are_sent() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let metrics = recorder.handle();
     let _guard = ::metrics::set_default_local_recorder(&recorder);
@@ -71,7 +71,7 @@ async fn alerts_from_before_the_first_start_are_sent_unless_they_are_too_old() {
 }
 
 #[tokio::test]
-async fn an_unreadable_record_is_kept_once_for_any_number_of_receivers() {
+async fn an_unreadable_record_is_dead_lettered_once() {
     let log = Log::start().await;
     let (one, other) = (Receiver::start([]).await, Receiver::start([]).await);
     log.send_bytes(PartitionId(1), b"no alert").await;
@@ -79,7 +79,7 @@ async fn an_unreadable_record_is_kept_once_for_any_number_of_receivers() {
         [("one", webhook(&one)), ("other", webhook(&other))],
         quick(),
     );
-    log.send(&[alert("behind it")]).await;
+    log.send(&[alert("after it")]).await;
     received(&one, 1).await;
     received(&other, 1).await;
     let dead_letter = log.dead_letter().await;
@@ -112,7 +112,7 @@ async fn an_unreadable_record_is_kept_once_for_any_number_of_receivers() {
 }
 
 #[tokio::test]
-async fn a_stop_leaves_what_was_not_had_and_the_next_start_goes_on_there() {
+async fn undelivered_alerts_are_sent_after_a_restart() {
     let log = Log::start().await;
     let receiver = Receiver::start([Answer::Status(200)].into_iter().chain(failures())).await;
     let config = AlertsConfig {
@@ -146,7 +146,7 @@ async fn a_stop_leaves_what_was_not_had_and_the_next_start_goes_on_there() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_is_read_ahead_for_no_further_than_its_bounds() {
+async fn read_ahead_for_a_hanging_receiver_is_bounded() {
     const ALERTS: usize = 300;
     let recorder = PrometheusBuilder::new().build_recorder();
     let metrics = recorder.handle();
@@ -183,12 +183,12 @@ async fn a_receiver_that_hangs_is_read_ahead_for_no_further_than_its_bounds() {
     delivered.sort();
     expected.sort();
     assert_eq!(delivered, expected);
-    eventually("all is behind it", || waiting() == 0.0).await;
+    eventually("all records are done", || waiting() == 0.0).await;
     following.stop().await;
 }
 
 #[tokio::test]
-async fn each_receiver_has_a_place_of_its_own_in_the_topic() {
+async fn each_receiver_has_its_own_offset() {
     let log = Log::start().await;
     let (receiver, mail) = (Receiver::start(failures()).await, SmtpServer::start().await);
     let config = AlertsConfig {
@@ -250,7 +250,7 @@ async fn repeats_in_the_topic_are_folded() {
 }
 
 #[tokio::test]
-async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
+async fn a_stop_does_not_wait_for_a_hanging_receiver() {
     let log = Log::start().await;
     let receiver = Receiver::start([Answer::Hang]).await;
     let config = AlertsConfig {
@@ -265,7 +265,7 @@ async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
 }
 
 #[tokio::test]
-async fn a_member_that_returns_under_its_name_takes_its_place_in_the_group() {
+async fn a_returning_static_member_replaces_its_predecessor() {
     let log = Log::start().await;
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {

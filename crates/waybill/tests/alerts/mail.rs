@@ -43,7 +43,7 @@ async fn a_mail_reaches_every_address_after_a_login() {
 }
 
 #[tokio::test]
-async fn a_retry_writes_only_to_those_who_have_not_had_it() {
+async fn a_retry_writes_only_to_the_remaining_recipients() {
     let busy = vec!["451 later", "450 later still"];
     let server = SmtpServer::that_answers([("ada@example.com", busy)]).await;
     let to = ["ops@example.com", "ada@example.com", "eve@example.com"];
@@ -58,7 +58,7 @@ async fn a_retry_writes_only_to_those_who_have_not_had_it() {
 }
 
 #[tokio::test]
-async fn a_refused_address_keeps_the_mail_from_no_other_address() {
+async fn a_refused_address_does_not_affect_other_addresses() {
     let gone = vec!["550 no such mailbox"; 2];
     let server = SmtpServer::that_answers([("old@example.com", gone)]).await;
     let both = email(&server, &["old@example.com", "ops@example.com"]);
@@ -92,7 +92,7 @@ async fn a_login_that_is_refused_is_not_repeated_and_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn without_the_tls_that_is_asked_for_nothing_is_said() {
+async fn nothing_is_sent_without_the_required_tls() {
     for tls in [EmailTls::Starttls, EmailTls::Tls] {
         let server = SmtpServer::start().await;
         let ReceiverConfig::Email(mut config) = email(&server, &["ops@example.com"]) else {
@@ -110,18 +110,18 @@ async fn without_the_tls_that_is_asked_for_nothing_is_said() {
         let given_up = matches!(error, Undeliverable::GivenUp { attempts: 2, .. });
         assert!(given_up, "{tls:?}: {error:?}");
         let seen = server.seen();
-        let said: Vec<_> = seen.commands.iter().map(String::as_str).collect();
+        let commands: Vec<_> = seen.commands.iter().map(String::as_str).collect();
         let secrets = ["AUTH", "MAIL", "RCPT", "DATA"];
         assert!(
-            !said.iter().any(|c| secrets.contains(c)),
-            "{tls:?}: {said:?}"
+            !commands.iter().any(|c| secrets.contains(c)),
+            "{tls:?}: {commands:?}"
         );
         assert_eq!(seen.connections, 2, "{tls:?}");
     }
 }
 
 #[tokio::test]
-async fn login_and_mail_travel_under_tls_to_a_server_that_is_trusted_and_to_no_other() {
+async fn login_and_mail_are_sent_only_to_a_trusted_tls_server() {
     let authority = Authority::new();
     let trusted = authority.certificate_file();
     let other = Authority::new().certificate_file();

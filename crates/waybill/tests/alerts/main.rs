@@ -31,7 +31,7 @@ use smtp::SmtpServer;
 use tls::{Authority, serve_https_once};
 
 #[tokio::test]
-async fn a_webhook_is_signed_and_tried_again_with_the_same_body_until_it_is_taken() {
+async fn a_webhook_is_signed_and_retried_with_the_same_body() {
     let receiver = Receiver::start([Answer::Status(500), Answer::Status(302)]).await;
     let running = Running::start([("pager", webhook(&receiver))], quick());
     let alert = alert("drone");
@@ -55,7 +55,7 @@ async fn a_webhook_is_signed_and_tried_again_with_the_same_body_until_it_is_take
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_is_left_after_the_time_out_and_tried_again() {
+async fn a_hanging_receiver_is_retried_after_the_timeout() {
     let receiver = Receiver::start([Answer::Hang, Answer::Hang]).await;
     let config = AlertsConfig {
         timeout: Duration::from_millis(50),
@@ -90,7 +90,7 @@ async fn a_receiver_gets_its_alert_after_an_outage() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_down_holds_no_other_up() {
+async fn a_receiver_that_is_down_delays_no_other() {
     // It accepts connections into its backlog and never answers.
     let dead = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", dead.local_addr().unwrap());
@@ -154,7 +154,7 @@ async fn no_cause_repeats_a_url() {
 }
 
 #[tokio::test]
-async fn after_gone_the_receiver_is_not_called_again() {
+async fn a_receiver_that_answers_gone_is_not_called_again() {
     let receiver = Receiver::start([Answer::Status(410)]).await;
     let running = Running::start([("pager", webhook(&receiver))], quick());
     for step in ["drone", "package"] {
@@ -165,7 +165,7 @@ async fn after_gone_the_receiver_is_not_called_again() {
 }
 
 #[tokio::test]
-async fn retry_after_is_waited_for_within_its_limit() {
+async fn retry_after_is_honoured_within_its_limit() {
     let answers = [
         Answer::RetryAfter(503, "1"),
         Answer::RetryAfter(429, "86400"),
@@ -267,7 +267,7 @@ async fn repeats_are_reported_when_their_window_ends() {
 }
 
 #[tokio::test]
-async fn every_alert_is_delivered_within_the_narrowest_bounds() {
+async fn every_alert_is_delivered_with_minimal_bounds() {
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {
         dedup_window: Duration::from_secs(3_600),
@@ -296,7 +296,7 @@ async fn every_alert_is_delivered_within_the_narrowest_bounds() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_takes_in_no_more_than_its_queue_holds() {
+async fn the_queue_of_a_hanging_receiver_is_bounded() {
     let receiver = Receiver::start([Answer::Hang]).await;
     let config = AlertsConfig {
         queue_max: 2,
@@ -345,7 +345,7 @@ async fn alerts_undelivered_at_a_stop_are_reported_and_not_retried() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_is_under_way_at_a_stop_may_still_succeed() {
+async fn a_running_attempt_may_succeed_during_a_stop() {
     let go = Arc::new(Notify::new());
     let receiver = Receiver::start([Answer::When(go.clone())]).await;
     let running = Running::start([("pager", webhook(&receiver))], quick());
@@ -362,7 +362,7 @@ async fn an_attempt_that_is_under_way_at_a_stop_may_still_succeed() {
 }
 
 #[tokio::test]
-async fn the_sms_gateway_of_the_example_gets_json_of_its_own_form() {
+async fn the_sms_gateway_of_the_example_gets_its_json() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/alerts");
     let example = example.join("sms-gateway.yaml");
     let config = load::<Config>(Some(&example), &Environment::default()).unwrap();
@@ -401,7 +401,7 @@ async fn the_sms_gateway_of_the_example_gets_json_of_its_own_form() {
 }
 
 #[tokio::test]
-async fn a_webhook_over_https_trusts_the_file_of_certificates_and_no_other() {
+async fn an_https_webhook_trusts_only_the_configured_certificates() {
     let authority = Authority::new();
     let trusted = authority.certificate_file();
     let other = Authority::new().certificate_file();

@@ -73,7 +73,7 @@ async fn a_contact_gets_no_more_messages_than_its_limit_and_others_still_get_the
         send(&log, &notice(ProcessState::Processed, &[ANNA])).await;
     }
     send(&log, &notice(ProcessState::Processed, &[BEN])).await;
-    eventually("all is behind it", || {
+    eventually("all records are done", || {
         metric(&metrics, "delivered_total") == 3.0 && metric(&metrics, "limited_total") == 3.0
     })
     .await;
@@ -116,7 +116,7 @@ async fn an_unreachable_contact_delays_no_other() {
 }
 
 #[tokio::test]
-async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
+async fn abandoned_notices_are_counted_and_logged_without_the_contact() {
     const CLARA: &str = "mailto:clara@example.org";
     const DORA: &str = "mailto:dora@example.net";
     let (metrics, _guard) = measured();
@@ -227,7 +227,7 @@ async fn messages_unsent_at_a_stop_are_sent_after_the_next_start_with_the_same_i
 }
 
 #[tokio::test]
-async fn a_follower_that_returns_under_its_name_takes_its_place_in_the_owners_group() {
+async fn a_returning_follower_replaces_its_predecessor_in_the_owners_group() {
     let log = Log::start().await;
     let mail = SmtpServer::start().await;
     let config = alerts(OwnersConfig {

@@ -65,7 +65,7 @@ async fn park(setup: &Setup, caller_id: &str) -> String {
 }
 
 /// The messages, once one of them is about that operation.
-async fn told_of(setup: &Setup, receiver: &Receiver, operation: &str) -> Vec<Received> {
+async fn alerts_of(setup: &Setup, receiver: &Receiver, operation: &str) -> Vec<Received> {
     let mut seen = 0;
     loop {
         let received = timeout(PATIENCE, receiver.received(seen + 1)).await;
@@ -98,20 +98,20 @@ async fn an_operation_that_cannot_be_undone_reaches_the_webhook_signed_and_the_m
     let mut setup = setup(webhook.address(), &mail);
     let up = setup.up();
     setup.ready().await;
-    let id = park(&setup, "told").await;
+    let id = park(&setup, "parked-delivery").await;
 
-    let requests = told_of(&setup, &webhook, &id).await;
+    let requests = alerts_of(&setup, &webhook, &id).await;
     assert!(requests[0].is_signed_with(KEY), "{requests:?}");
     let body = requests[0].json();
     let data = &body["data"];
     assert_eq!(data["kind"], "compensation-failed", "{body}");
-    assert_eq!(data["callerId"], "told", "{body}");
+    assert_eq!(data["callerId"], "parked-delivery", "{body}");
     assert_eq!(data["step"], "drone", "{body}");
     assert!(!data["advice"].as_str().unwrap().is_empty(), "{body}");
 
     let mails = mails(&setup, &mail, 1).await;
     assert_eq!(mails[0].to, ["ops@example.com"]);
-    for part in ["compensation-failed", &id, "told"] {
+    for part in ["compensation-failed", &id, "parked-delivery"] {
         assert!(mails[0].text.contains(part), "{part}: {}", mails[0].text);
     }
     assert_eq!((requests.len(), mails.len()), (1, 1));
@@ -119,7 +119,7 @@ async fn an_operation_that_cannot_be_undone_reaches_the_webhook_signed_and_the_m
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_down_holds_up_nothing_and_has_the_alert_once_it_is_back() {
+async fn a_receiver_gets_the_alert_after_its_outage_and_delays_nothing() {
     let (address, mail) = (free_address().await, SmtpServer::start().await);
     let mut setup = setup(address, &mail);
     let up = setup.up();
@@ -140,13 +140,13 @@ async fn a_receiver_that_is_down_holds_up_nothing_and_has_the_alert_once_it_is_b
     assert!(mails(&setup, &mail, 2).await[1].text.contains(&second));
 
     let webhook = receive_on(address).await;
-    told_of(&setup, &webhook, &parked).await;
-    told_of(&setup, &webhook, &second).await;
+    alerts_of(&setup, &webhook, &parked).await;
+    alerts_of(&setup, &webhook, &second).await;
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test]
-async fn what_a_receiver_has_not_had_outlives_a_stop_and_a_kill() {
+async fn undelivered_alerts_survive_a_stop_and_a_kill() {
     const LISTENERS: [&str; 4] = ["http", "admin", "broker", "services"];
     let (address, mail) = (free_address().await, SmtpServer::start().await);
     let mut setup = setup(address, &mail);
@@ -166,8 +166,8 @@ async fn what_a_receiver_has_not_had_outlives_a_stop_and_a_kill() {
 
     let up = setup.again("up", &[], &LISTENERS);
     let webhook = receive_on(address).await;
-    told_of(&setup, &webhook, &first).await;
-    let all = told_of(&setup, &webhook, &second).await;
+    alerts_of(&setup, &webhook, &first).await;
+    let all = alerts_of(&setup, &webhook, &second).await;
     let events: Vec<&str> = all
         .iter()
         .map(|request| request.header("webhook-id"))

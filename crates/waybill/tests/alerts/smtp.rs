@@ -33,7 +33,7 @@ pub struct Seen {
 
 /// The server's behaviour.
 #[derive(Default)]
-struct Ways {
+struct Behavior {
     /// The answers to each recipient, in order; then `250 ok`.
     to: Mutex<HashMap<String, Vec<&'static str>>>,
     /// Whether logins are refused.
@@ -53,22 +53,22 @@ pub struct SmtpServer {
 
 impl SmtpServer {
     pub async fn start() -> Self {
-        Self::with(Ways::default()).await
+        Self::with(Behavior::default()).await
     }
 
     pub async fn that_answers<const N: usize>(to: [(&str, Vec<&'static str>); N]) -> Self {
         let to = to.map(|(address, all)| (address.to_owned(), all));
-        Self::with(Ways {
+        Self::with(Behavior {
             to: Mutex::new(to.into()),
-            ..Ways::default()
+            ..Behavior::default()
         })
         .await
     }
 
     pub async fn that_refuses_logins() -> Self {
-        Self::with(Ways {
+        Self::with(Behavior {
             refuses_login: true,
-            ..Ways::default()
+            ..Behavior::default()
         })
         .await
     }
@@ -79,16 +79,16 @@ impl SmtpServer {
             EmailTls::Starttls => (None, Some(acceptor)),
             EmailTls::None => (None, None),
         };
-        Self::with(Ways {
+        Self::with(Behavior {
             tls,
             starttls,
-            ..Ways::default()
+            ..Behavior::default()
         })
         .await
     }
 
-    async fn with(ways: Ways) -> Self {
-        let ways = Arc::new(ways);
+    async fn with(behavior: Behavior) -> Self {
+        let behavior = Arc::new(behavior);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, seen) = watch::channel(Seen::default());
@@ -98,7 +98,7 @@ impl SmtpServer {
                 sender.send_modify(|seen| seen.connections += 1);
                 let session = Session {
                     seen: sender.clone(),
-                    ways: ways.clone(),
+                    behavior: behavior.clone(),
                     is_encrypted: false,
                     login: None,
                 };
@@ -137,7 +137,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// A connection.
 struct Session {
     seen: watch::Sender<Seen>,
-    ways: Arc<Ways>,
+    behavior: Arc<Behavior>,
     is_encrypted: bool,
     login: Option<String>,
 }
@@ -145,7 +145,7 @@ struct Session {
 impl Session {
     async fn run(mut self, stream: TcpStream) -> io::Result<()> {
         let mut stream: Box<dyn Stream> = Box::new(stream);
-        if let Some(acceptor) = self.ways.tls.clone() {
+        if let Some(acceptor) = self.behavior.tls.clone() {
             stream = self.encrypt(stream, &acceptor).await?;
         }
         stream.write_all(b"220 test\r\n").await?;
@@ -175,12 +175,12 @@ impl Session {
             self.seen
                 .send_modify(|seen| seen.commands.push(command.to_owned()));
             let reply = match command {
-                "EHLO" if self.ways.starttls.is_some() && !self.is_encrypted => {
+                "EHLO" if self.behavior.starttls.is_some() && !self.is_encrypted => {
                     "250-test\r\n250 STARTTLS"
                 }
                 "EHLO" => "250-test\r\n250-8BITMIME\r\n250 AUTH PLAIN",
-                "STARTTLS" => return Ok(self.ways.starttls.clone()),
-                "AUTH" if self.ways.refuses_login => "535 wrong password",
+                "STARTTLS" => return Ok(self.behavior.starttls.clone()),
+                "AUTH" if self.behavior.refuses_login => "535 wrong password",
                 "AUTH" => {
                     self.login = Some(argument.to_owned());
                     "235 welcome"
@@ -191,7 +191,7 @@ impl Session {
                 }
                 "RCPT" => {
                     let address = address_in(argument);
-                    let mut replies = self.ways.to.lock().unwrap();
+                    let mut replies = self.behavior.to.lock().unwrap();
                     let replies = replies.get_mut(&address);
                     to.push(address);
                     match replies {

@@ -66,17 +66,17 @@ fn waybill(arguments: &[&str]) -> Output {
 fn backup(setup: &Setup, file: &Path) -> String {
     let admin = setup.address("admin").to_string();
     let made = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
-    said(&made, 0)
+    message(&made, 0)
 }
 
 /// Runs `waybill restore` to the data directory of a setup.
 fn restore(file: &Path, data_dir: &Path, code: i32) -> String {
     let data_dir = data_dir.to_str().unwrap();
     let restored = waybill(&["restore", file.to_str().unwrap(), "--data-dir", data_dir]);
-    said(&restored, code)
+    message(&restored, code)
 }
 
-fn said(output: &Output, code: i32) -> String {
+fn message(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8(both).unwrap()
@@ -143,7 +143,7 @@ impl Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_is_restored() {
+async fn a_backup_under_load_restores_every_accepted_operation() {
     // The same keys are refused before and after the backup: undos after the backup are repeated.
     let faults =
         json!({ "errorRate": 0.01, "refuseRate": 0.05, "doThenTimeoutRate": 0.01, "jitterMs": 60 });
@@ -182,7 +182,7 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     assert!(ends.processed > BEFORE / 2, "{ends:?}");
     // Later accepted deliveries are lost with the first setup. Sent again, each takes effect once.
     let mut later = later.iter().filter(|(index, _)| !indices.contains(index));
-    let (index, id) = later.next_back().expect("the load went on");
+    let (index, id) = later.next_back().expect("the load continued");
     let again = second
         .deliver(&delivery(&format!("delivery-{index}"), is_remote(*index)))
         .await;
@@ -194,7 +194,7 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused() {
+async fn truncated_backups_and_used_directories_are_refused() {
     let mut setup = Setup::new("partitions: 1\n");
     let running = setup.up();
     setup.ready().await;
@@ -259,7 +259,7 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     let admin = setup.address("admin").to_string();
     let file = setup.path("second.backup");
     let refused = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
-    let refused = said(&refused, 1);
+    let refused = message(&refused, 1);
     assert!(refused.contains("another backup"), "{refused}");
     assert!(!file.exists() && !setup.path("second.backup.partial").exists());
     // The setup continues meanwhile, and the next backup can be made afterwards.

@@ -11,7 +11,7 @@ use waybill_test_support::process::Process;
 use waybill_test_support::setup::{Setup, delivery};
 use waybill_test_support::supervision::setting::Setting;
 
-use super::{said, setup_at, setup_of, up, waybill};
+use super::{message, setup_at, setup_of, up, waybill};
 
 const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 
@@ -49,11 +49,11 @@ impl Target {
     }
 
     fn import(&self, file: &Path, code: i32) -> String {
-        said(&self.run(&["import", file.to_str().unwrap()]), code)
+        message(&self.run(&["import", file.to_str().unwrap()]), code)
     }
 
     fn export(&self, file: &Path, code: i32) -> String {
-        said(
+        message(
             &self.run(&["export", "--out", file.to_str().unwrap()]),
             code,
         )
@@ -101,7 +101,7 @@ async fn exported() -> Exported {
         );
     }
     first
-        .eventually("the drones are asked for", async || {
+        .eventually("the drones are requested", async || {
             let ledger = first.ledger().await;
             under_way.iter().all(|id| ledger.contains_key(id))
         })
@@ -147,7 +147,7 @@ async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) ->
         Some("CompensationFailed")
     );
     let api = setup.url("http", "");
-    let listed = said(&waybill(&["ops", "list", "--api", &api]), 0);
+    let listed = message(&waybill(&["ops", "list", "--api", &api]), 0);
     assert!(listed.contains("CompensationFailed"), "{listed}");
     let url = format!("{api}/v1/operations/{}:retry-compensation", exported.parked);
     let body = json!({ "by": "a test", "reason": "the package may be undone now" });
@@ -200,7 +200,7 @@ fn lines(file: &Path) -> Vec<(String, Value)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_exported_is_imported_once_and_goes_on_in_another_installation() {
+async fn exported_operations_continue_in_another_installation() {
     let exported = exported().await;
     let file = exported.file.clone();
     let mut target = Target::embedded(&exported.services);
@@ -231,7 +231,7 @@ async fn what_was_exported_is_imported_once_and_goes_on_in_another_installation(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_imported() {
+async fn a_truncated_export_is_refused_and_nothing_is_imported() {
     let mut setup = Setup::new("partitions: 1\n");
     let running = setup.up();
     setup.ready().await;
@@ -247,7 +247,7 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
     assert_eq!(running.terminate(), Some(0));
     let (file, data) = (setup.path("all.ndjson"), setup.path("data"));
     let from = data.to_str().unwrap();
-    let out = said(&waybill(&["export", "--data-dir", from]), 0);
+    let out = message(&waybill(&["export", "--data-dir", from]), 0);
     let whole = out.lines().filter(|line| line.starts_with('{'));
     let whole: Vec<&str> = whole.collect();
     assert_eq!(whole.len(), 5, "{out}");
@@ -260,7 +260,7 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
     let import = |lines: &[&str], code| {
         std::fs::write(&file, lines.join("\n") + "\n").unwrap();
         let target = new.to_str().unwrap();
-        said(
+        message(
             &waybill(&["import", file.to_str().unwrap(), "--data-dir", target]),
             code,
         )
@@ -297,11 +297,11 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
     }
     assert!(import(&whole, 0).contains("imported 3 operations"));
     let missing = waybill(&["export", "--data-dir", file.to_str().unwrap()]);
-    assert!(said(&missing, 1).contains("does not exist"));
+    assert!(message(&missing, 1).contains("does not exist"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
+async fn exported_operations_continue_in_a_cluster() {
     let Ok(scylla) = std::env::var(SCYLLA) else {
         println!("SKIPPED: operations that move to a cluster: {SCYLLA} names none");
         return;
@@ -321,7 +321,7 @@ async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
         format!("store: {{ scylla: {{ replicationFactor: 1 }} }}\n{yaml}"),
     )
     .unwrap();
-    said(&target.run(&["store", "migrate"]), 0);
+    message(&target.run(&["store", "migrate"]), 0);
     let report = target.import(&exported.file, 0);
     assert!(report.contains("imported 8 operations"), "{report}");
     let report = target.import(&exported.file, 0);

@@ -19,12 +19,12 @@ const BEHIND: &str = "-20";
 const AS_IT_IS: &str = "+0";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_delivery_ends_and_the_ledger_balances_whichever_clock_jumps() {
+async fn clock_jumps_lose_and_duplicate_no_delivery() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
     let Some(library) = library() else {
-        println!("SKIPPED: clocks that jump: libfaketime is not there (Debian: faketime)");
+        println!("SKIPPED: clocks that jump: libfaketime is not installed (Debian: faketime)");
         cluster.remove().await;
         return;
     };

@@ -250,7 +250,7 @@ impl Cluster {
             let admin: AdminClient<DefaultClientContext> = self.kafka_client();
             let deleted = admin.delete_topics(&own, &AdminOptions::new()).await;
             for result in deleted.expect("topics can be deleted") {
-                result.expect("a topic of its own can be deleted");
+                result.expect("its topic can be deleted");
             }
         }
         let dropped = drop_keyspace(&self.scylla, &self.name).await;

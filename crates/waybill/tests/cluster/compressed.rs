@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 const BOMB_BYTES: usize = 32 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_small_batch_that_expands_to_much_reaches_no_role() {
+async fn a_decompression_bomb_reaches_no_role() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -71,7 +71,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
             .eventually("the topic is altered", async || {
                 let described = admin.describe_configs([&resource], &AdminOptions::new());
                 let described = described.await.expect("the broker answers");
-                let topic = described[0].as_ref().expect("the topic is there");
+                let topic = described[0].as_ref().expect("the topic exists");
                 let setting = topic.get("compression.type");
                 setting.and_then(|setting| setting.value.as_deref()) == Some("producer")
             })
@@ -86,13 +86,13 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     ] {
         let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);
         assert!(!refused.status.success(), "{role}: {refused:?}");
-        let said = String::from_utf8_lossy(&refused.stderr);
+        let message = String::from_utf8_lossy(&refused.stderr);
         for topic in topics {
             for part in [
                 format!("topic {topic}: compression.type is producer, and must be uncompressed"),
                 format!("--entity-name {topic} --add-config compression.type=uncompressed"),
             ] {
-                assert!(said.contains(&part), "{role}: {part}: {said}");
+                assert!(message.contains(&part), "{role}: {part}: {message}");
             }
         }
     }

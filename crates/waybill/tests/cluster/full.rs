@@ -12,7 +12,7 @@ const ROUND: usize = 200;
 const AWAY: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_whose_disk_is_full_costs_no_delivery() {
+async fn a_full_broker_disk_loses_no_delivery() {
     let Some((cluster, mut kafka, cassandra)) = Cluster::with_servers_or_skip().await else {
         return;
     };

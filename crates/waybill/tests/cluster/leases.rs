@@ -10,7 +10,7 @@ use crate::{PARTITIONS, is_remote};
 const DELIVERIES: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_two_schedulers_with_the_same_partitions_works_and_the_other_takes_over() {
+async fn one_of_two_schedulers_owns_the_partitions_and_the_other_takes_over() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -63,7 +63,7 @@ async fn one_of_two_schedulers_with_the_same_partitions_works_and_the_other_take
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_on() {
+async fn a_scheduler_paused_past_its_lease_does_no_harm() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -80,15 +80,10 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     let setup = [ingestion.setup.clone()];
     let freeze = || frozen.freeze();
     let mut ids = deliver_while(&setup, "frozen", 3 * DELIVERIES, freeze).await;
-    ready_after(
-        &next,
-        "a takeover from a scheduler that stands still",
-        frozen_at,
-    )
-    .await;
+    ready_after(&next, "a takeover from a paused scheduler", frozen_at).await;
     let thaw = || frozen.thaw();
     ids.extend(deliver_while(&setup, "thawed", 3 * DELIVERIES, thaw).await);
-    let gives_way = "who stood still waits as a candidate or has ended";
+    let gives_way = "the paused scheduler waits as a candidate or has ended";
     ingestion
         .setup
         .eventually(gives_way, async || {

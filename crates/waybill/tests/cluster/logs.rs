@@ -19,7 +19,7 @@ const DELIVERIES: usize = 60;
 const SKIP: &str = "skipDeletedRequests: true";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_retention_took_before_they_were_done_are_never_skipped_silently() {
+async fn unfinished_requests_removed_by_retention_are_never_skipped_silently() {
     const OVERTAKEN: u32 = 2;
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
@@ -66,7 +66,7 @@ async fn requests_that_retention_took_before_they_were_done_are_never_skipped_si
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_so() {
+async fn a_recreated_topic_is_refused_until_an_operator_accepts_it() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -150,7 +150,7 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
     while !cluster.run(&["topics", "create"]).status.success()
         || !cluster.run(&["topics", "verify"]).status.success()
     {
-        assert!(Instant::now() < deadline, "{topics:?} cannot be made anew");
+        assert!(Instant::now() < deadline, "{topics:?} cannot be recreated");
     }
 }
 

@@ -64,7 +64,7 @@ async fn a_database_outage_of_twenty_seconds_loses_no_delivery() {
         }
         tokio::time::sleep(EVERY).await;
     }
-    println!("measured: answers while the database was away: {answers:?}");
+    println!("measured: answers during the database outage: {answers:?}");
     assert!(!accepted.is_empty(), "{answers:?}");
     for scheduler in &schedulers {
         let readiness = scheduler.readiness().await.expect("it is alive");
@@ -90,7 +90,7 @@ async fn a_database_outage_of_twenty_seconds_loses_no_delivery() {
     ids.push(looked_up.await.expect("it is accepted in the end"));
     ingestion.setup.all_reach(&ids, "Processed").await;
     println!(
-        "measured: all is done {:.1} s after the database came back",
+        "measured: all done {:.1} s after the database recovered",
         back_since.elapsed().as_secs_f64()
     );
     let remote = |index: usize| match index {
@@ -135,7 +135,7 @@ async fn a_broker_paused_for_longer_than_sessions_ends_no_process() {
     all_end_without_a_person(&ingestion.setup, &ids).await;
     for member in &mut members {
         member.setup.ready().await;
-        assert!(!member.has_ended(), "nobody ended by himself");
+        assert!(!member.has_ended(), "no process ended");
     }
     drop((services, ingestion, members, cassandra));
 }
@@ -154,7 +154,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
     for member in &waiting {
         member
             .setup
-            .eventually("it says what it waits for", async || {
+            .eventually("it logs what it waits for", async || {
                 let log = std::fs::read_to_string(member.setup.path("log.txt")).unwrap_or_default();
                 log.contains("waiting for the database") && log.contains("connecting failed")
             })
@@ -184,7 +184,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_once() {
+async fn unanswered_writes_are_applied_once() {
     const TIMES: usize = 6;
     const ROUND: usize = 50;
     // Longer than a request may take, and shorter than a lease.
@@ -280,7 +280,7 @@ async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
         let what = "the partitions are given up";
         let given_up = async || {
             let readiness = scheduler.readiness().await;
-            readiness.is_some_and(|said| said.starts_with("waiting for: lease of partition"))
+            readiness.is_some_and(|message| message.starts_with("waiting for: lease of partition"))
         };
         scheduler.setup.eventually(what, given_up).await;
     }
@@ -288,9 +288,9 @@ async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
     let supervisor = &patient[2];
     let is_told = async || {
         let readiness = supervisor.readiness().await;
-        readiness.is_some_and(|said| said.starts_with("waiting for: the state store"))
+        readiness.is_some_and(|message| message.starts_with("waiting for: the state store"))
     };
-    let what = "the supervisor says what it cannot reach";
+    let what = "the supervisor logs what it cannot reach";
     supervisor.setup.eventually(what, is_told).await;
 
     line.set(State::Open);

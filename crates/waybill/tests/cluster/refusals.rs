@@ -28,12 +28,12 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
     for role in ["scheduler", "ingestion", "supervisor"] {
         let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);
         assert!(!refused.status.success(), "{role}: {refused:?}");
-        let said = text(&refused);
+        let message = text(&refused);
         let what = format!("has {wanted} partitions, not {PARTITIONS}");
-        let mend = format!("waybill topics grow --partitions {wanted}");
+        let fix = format!("waybill topics grow --partitions {wanted}");
         assert!(
-            said.contains(&what) && said.contains(&mend),
-            "{role}: {said}"
+            message.contains(&what) && message.contains(&fix),
+            "{role}: {message}"
         );
     }
 
@@ -56,7 +56,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once() {
+async fn an_unmigrated_store_is_refused_and_two_may_migrate_it_at_once() {
     let Some(cluster) = Cluster::new_or_skip().await else {
         return;
     };
@@ -77,10 +77,10 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
     ] {
         let refused = cluster.run(arguments);
         assert!(!refused.status.success(), "{arguments:?}: {refused:?}");
-        let said = text(&refused);
+        let message = text(&refused);
         assert!(
-            said.contains("run `waybill store migrate`"),
-            "{arguments:?}: {said}"
+            message.contains("run `waybill store migrate`"),
+            "{arguments:?}: {message}"
         );
     }
 
@@ -101,8 +101,8 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
     assert_eq!(view["schemaVersion"], view["schemaVersionNeeded"]);
     assert_eq!(view["problems"][0]["fatal"], false, "{view}");
     let checked = cluster.run(&["store", "check"]);
-    let said = text(&checked);
-    assert!(checked.status.success(), "{said}");
+    let message = text(&checked);
+    assert!(checked.status.success(), "{message}");
     let keyspace = format!("keyspace: {} (", cluster.name);
     for line in [
         "server: ",
@@ -113,8 +113,8 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
         "warning: each row is stored 1 times",
     ] {
         assert!(
-            said.lines().any(|said| said.starts_with(line)),
-            "{line:?}: {said}"
+            message.lines().any(|message| message.starts_with(line)),
+            "{line:?}: {message}"
         );
     }
     cluster.remove().await;
@@ -122,9 +122,9 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
 
 fn assert_migrated(cluster: &Cluster, output: &Output) {
     assert!(output.status.success(), "{output:?}");
-    let said = text(output);
+    let message = text(output);
     let ok = format!("ok: keyspace {} is usable\n", cluster.name);
-    assert!(said.contains(&ok), "{said}");
+    assert!(message.contains(&ok), "{message}");
 }
 
 /// The whole output of a process.

@@ -8,7 +8,7 @@ use crate::is_remote;
 use crate::shards::running;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliveries_flow() {
+async fn partitions_are_added_and_removed_under_several_schedulers() {
     const ROUND: usize = 300;
     const CANCELLED: usize = 20;
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {

@@ -42,7 +42,7 @@ const FILES: [(&str, &str); 6] = [
 /// The configuration in the documentation.
 fn documented() -> Value {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cluster.md");
-    let page = std::fs::read_to_string(page).expect("the page is there");
+    let page = std::fs::read_to_string(page).expect("the page exists");
     let (_, behind) = page
         .split_once("```yaml\n# secured.yaml\n")
         .expect("the page shows the configuration");
@@ -66,7 +66,7 @@ fn at<'a>(config: &'a mut Value, key: &str) -> &'a mut Value {
 }
 
 #[test]
-fn the_documented_configuration_is_a_configuration_and_shows_no_secret() {
+fn the_documented_configuration_is_valid_and_shows_no_secret() {
     let dir = tempfile::tempdir().unwrap();
     for (_, file) in FILES {
         std::fs::write(dir.path().join(file), "hunter2\n").unwrap();
@@ -178,12 +178,12 @@ impl Site {
     fn assert_no_secret(&self, text: &str) {
         for file in ["kafka-password", "guest-password", "cql-password"] {
             let secret = std::fs::read_to_string(self.secret(file)).unwrap();
-            assert!(!text.contains(secret.trim()), "{file} stands in {text}");
+            assert!(!text.contains(secret.trim()), "{file} is in {text}");
         }
         let key = std::fs::read_to_string(self.secret("client-key.pem")).unwrap();
         let line = key.lines().nth(1).expect("a key has lines");
-        assert!(!text.contains(line), "the key stands in {text}");
-        assert!(!text.contains("hunter2"), "a password stands in {text}");
+        assert!(!text.contains(line), "the key is in {text}");
+        assert!(!text.contains("hunter2"), "a password is in {text}");
     }
 
     /// Removes topics, keyspace and user. Drop all processes first.
@@ -241,9 +241,9 @@ async fn deliveries_complete_over_tls_with_logins_and_no_log_shows_a_secret() {
         &["topics", "verify"],
     ] {
         let ran = site.run(&config, arguments);
-        let said = text(&ran);
-        assert!(ran.status.success(), "{arguments:?}: {said}");
-        site.assert_no_secret(&said);
+        let message = text(&ran);
+        assert!(ran.status.success(), "{arguments:?}: {message}");
+        site.assert_no_secret(&message);
     }
     let services = site.start("services", &[], Some("services"));
     let address = services.setup.address("services").to_string();
@@ -335,7 +335,7 @@ async fn a_role_whose_login_is_refused_ends_with_the_reason_and_without_a_secret
         *at(&mut config, key) = value.clone();
         let started = Instant::now();
         let refused = site.run(&config, arguments);
-        let said = text(&refused);
+        let message = text(&refused);
         println!(
             "measured: {arguments:?} with another {key} ended after {:?}",
             started.elapsed()
@@ -343,17 +343,17 @@ async fn a_role_whose_login_is_refused_ends_with_the_reason_and_without_a_secret
         assert_eq!(
             refused.status.code(),
             Some(1),
-            "{arguments:?} {key}: {said}"
+            "{arguments:?} {key}: {message}"
         );
         assert!(started.elapsed() < PATIENCE, "{arguments:?} {key}");
         // Reported by the program, and not only logged by librdkafka.
         let own = |line: &&str| !line.contains("librdkafka:");
-        let own: Vec<&str> = said.lines().filter(own).collect();
+        let own: Vec<&str> = message.lines().filter(own).collect();
         assert!(
             own.iter().any(|line| line.contains(why)),
             "{arguments:?} {key}: {own:?}"
         );
-        site.assert_no_secret(&said);
+        site.assert_no_secret(&message);
     };
     // In parallel, because each case waits for the brokers' time-out.
     std::thread::scope(|scope| {

@@ -66,7 +66,7 @@ impl Server {
             command.args([port_flag, port]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut script = command.spawn().expect("the script is there");
+        let mut script = command.spawn().expect("the script exists");
         let lines = BufReader::new(script.stdout.take().expect("it is piped")).lines();
         let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {

@@ -10,7 +10,7 @@ use crate::is_remote;
 use crate::member::Member;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_flow() {
+async fn shards_move_between_more_and_fewer_schedulers() {
     const ROUND: usize = 300;
     const CANCELLED: usize = 20;
     let Some(cluster) = Cluster::migrated_or_skip().await else {

@@ -24,7 +24,7 @@ pub fn assert_each_event_has_one_version(cluster: &Cluster, events_min: usize) {
     for partition in 0..PARTITIONS as i32 {
         let (low, high) = consumer
             .fetch_watermarks(topic, partition, PATIENCE)
-            .expect("the broker tells where a partition ends");
+            .expect("the broker reports the end of the partition");
         records += high - low;
         from.add_partition_offset(topic, partition, Offset::Offset(low))
             .expect("the offset is one");

@@ -15,7 +15,7 @@ const RECORD: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
 
 /// A batch is skipped when it fails for the second time, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_on() {
+async fn undecodable_records_are_skipped_on_every_topic() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -45,7 +45,7 @@ async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_
         let dead_letters = format!("{topic}.dlq");
         scheduler
             .setup
-            .eventually("a dead letter says where it lies", async || {
+            .eventually("a dead letter has its position", async || {
                 let ends = consumer.fetch_watermarks(&dead_letters, 0, PATIENCE);
                 ends.is_ok_and(|ends| ends == (0, 1))
             })

@@ -12,7 +12,7 @@ use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 const ROUND: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_versions_work_together_whichever_roles_are_of_which() {
+async fn two_versions_work_together_in_any_mix_of_roles() {
     let Some(previous) = previous_or_skip() else {
         return;
     };

@@ -22,7 +22,7 @@ const TOPICS: [&str; 4] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compressed_record_that_means_nothing_stops_no_partition() {
+async fn an_invalid_compressed_record_stops_no_partition() {
     let site = Site::start();
     for codec in CODECS {
         let producer = producer(&site.address("broker").to_string(), codec);
@@ -34,7 +34,7 @@ async fn a_compressed_record_that_means_nothing_stops_no_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_small_batch_that_expands_to_much_is_refused_within_little_memory() {
+async fn a_decompression_bomb_is_refused_with_little_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let site = Site::start_within(limit.as_ref());
     let brokers = site.address("broker").to_string();

@@ -138,7 +138,7 @@ async fn batches_that_arrive_slowly_keep_no_memory_from_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_admin_port_refuses_what_two_readers_could_frame_differently() {
+async fn the_admin_port_refuses_ambiguous_framing() {
     let site = Site::start();
     for head in [
         "PUT /log HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -173,7 +173,7 @@ async fn a_head_without_an_end_is_refused_in_time_and_in_size() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_limits_on_one_request_refuse_is_counted_by_reason() {
+async fn refusals_by_request_limits_are_counted_by_reason() {
     let site = Site::start();
     let head = |method, path, bytes| {
         format!(

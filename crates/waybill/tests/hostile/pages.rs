@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_with_a_name_of_its_own_for_this_machine_reads_and_changes_nothing() {
+async fn dns_rebinding_reads_and_changes_nothing() {
     let site = Site::start();
     site.deliver("private").await;
     for (listener, path) in [

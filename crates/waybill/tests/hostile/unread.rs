@@ -69,7 +69,7 @@ fn batch(line: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_that_is_long_and_never_read_takes_little_memory() {
+async fn unread_metadata_answers_take_little_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let site = Site::start_within(limit.as_ref());
     let topic = site.topic("operation-status.v1");

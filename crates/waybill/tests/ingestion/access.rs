@@ -97,7 +97,7 @@ fn auth(tokens: &Path) -> Auth {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repeat_by_a_token_that_may_not_read_shows_no_state() {
+async fn a_repeat_without_the_scope_read_shows_no_state() {
     let guarded = Guarded::start().await;
     let create = || guarded.post("submit", OPERATIONS, order("once", 1));
     let (status, first) = answer(create().send().await.unwrap()).await;
@@ -114,7 +114,7 @@ async fn a_repeat_by_a_token_that_may_not_read_shows_no_state() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_to_a_token_that_may_not_read_shows_neither_state_nor_names() {
+async fn a_refusal_without_the_scope_read_shows_neither_state_nor_names() {
     let guarded = Guarded::start().await;
     let write = async |name: &str, state: ProcessState, history: Vec<HistoryEntry>| {
         let mut row = row(OperationId::of_caller("acme", name), "order", state);
@@ -170,7 +170,7 @@ async fn a_refusal_to_a_token_that_may_not_read_shows_neither_state_nor_names() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
+async fn a_tenant_with_all_event_streams_gives_some_to_another() {
     let guarded = Guarded::with(|config| config.event_streams_max = 4).await;
     for (who, id) in [("acme", "a"), ("zeta", "z")] {
         let made = guarded.post(who, OPERATIONS, order(id, 1)).send().await;
@@ -201,7 +201,7 @@ async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_lists_than_may_wait_are_turned_away() {
+async fn too_many_lists_are_refused() {
     let guarded = Guarded::with(|config| config.lists_max = 0).await;
     let list = guarded.ask("acme", Method::GET, OPERATIONS).send();
     let (status, kind, _) = problem(list.await.unwrap()).await;
@@ -263,7 +263,7 @@ const ROUTES: [(&str, &str, &str); 15] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_good_token_nothing_but_the_documents_is_answered() {
+async fn without_a_valid_token_only_the_documents_are_served() {
     let guarded = Guarded::start().await;
     let setup = &guarded.setup;
     let unknown = NewToken::make();
@@ -345,7 +345,7 @@ async fn every_route_needs_its_own_scope() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_history_says_by_which_token_something_was_asked() {
+async fn the_history_names_the_token_of_each_verb() {
     let guarded = Guarded::start().await;
     let setup = &guarded.setup;
     let made = guarded.post("acme", OPERATIONS, order("order-1", 1));
@@ -388,7 +388,7 @@ async fn begin_batch(guarded: &Guarded, who: &str, id: &str) -> (TcpStream, Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_whose_batches_take_all_memory_makes_room_for_another() {
+async fn a_tenant_with_all_batch_memory_gives_some_to_another() {
     let guarded = Guarded::with(|config| {
         config.batch_line_bytes_max = 64 << 10;
         config.body_bytes_max = 2 << 20;

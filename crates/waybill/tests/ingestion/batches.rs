@@ -71,7 +71,7 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_batch_streams_and_a_line_that_was_cut_off_is_not_taken() {
+async fn a_large_batch_is_streamed_and_a_truncated_line_is_refused() {
     let setup = Setup::with(|config| config.batch_lines_max = 50).await;
     let count = 2_000;
     let mut body = String::new();
@@ -144,7 +144,7 @@ async fn lines_of_one_batch_with_one_id_share_an_answer_or_conflict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_that_drips_for_too_long_ends_its_batch() {
+async fn a_slow_line_ends_its_batch() {
     let setup = Setup::with(|config| config.body_timeout = Duration::from_millis(300)).await;
     let mut socket = TcpStream::connect(setup.ingestion.address()).await.unwrap();
     let line = order("whole", 1).to_string() + "\n";

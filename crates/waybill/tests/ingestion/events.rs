@@ -141,12 +141,12 @@ async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
         (&first["type"], &first["state"]),
         (&json!("step"), &json!("Completed"))
     );
-    let told_all = setup
+    let resumed_at_end = setup
         .http
         .get(setup.url(&path))
         .header("last-event-id", last);
     assert_eq!(
-        told_all.send().await.unwrap().status(),
+        resumed_at_end.send().await.unwrap().status(),
         StatusCode::NO_CONTENT
     );
     setup.ingestion.shutdown().await;
@@ -170,7 +170,7 @@ async fn a_stream_of_a_final_operation_sends_the_end_and_closes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_of_the_request_that_lost_its_id_says_so() {
+async fn a_stream_of_a_rejected_duplicate_reports_it() {
     let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     setup.request(order("twin", 1)).await;
     let loser = setup.request(order("twin", 2)).await;
@@ -192,7 +192,7 @@ async fn a_stream_of_the_request_that_lost_its_id_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_are_bounded_and_a_place_is_free_again_once_its_client_is_gone() {
+async fn streams_are_bounded_and_freed_when_the_client_disconnects() {
     // The server notices a disconnected client only when it sends something.
     let setup = Setup::with(|config| {
         config.event_streams_max = 2;
@@ -233,7 +233,7 @@ async fn a_silent_stream_is_kept_alive_beyond_the_idle_time_out_and_ends_at_shut
     let mut stream = Stream::open(&setup, &path, None).await;
     let mut heartbeats = 0;
     while heartbeats < 4 {
-        let piece = stream.piece().await.expect("the stream goes on");
+        let piece = stream.piece().await.expect("the stream continues");
         heartbeats += usize::from(piece == ": keep-alive");
     }
     setup.ingestion.shutdown().await;

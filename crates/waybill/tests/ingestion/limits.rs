@@ -16,7 +16,7 @@ fn of_tenant(tenant: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not() {
+async fn a_flooding_tenant_is_refused_with_retry_after_and_others_are_not() {
     const BURST: u32 = 5;
     // So slow that practically nothing is refilled during the test.
     let slow = Rate {

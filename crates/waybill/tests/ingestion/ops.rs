@@ -92,7 +92,7 @@ async fn no_request_is_answered_202_during_a_broker_outage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn methods_that_are_not_known_say_which_are() {
+async fn unknown_methods_are_refused_with_the_allowed_ones() {
     let setup = Setup::start().await;
     let methods = [
         Method::GET,

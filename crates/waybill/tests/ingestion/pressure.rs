@@ -34,22 +34,22 @@ async fn a_broker_outage_is_answered_503_and_the_recovery_202() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_concurrent_caller_learns_that_its_request_was_not_accepted() {
+async fn every_concurrent_caller_is_refused() {
     let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     setup.cluster.broker_down(1).unwrap();
     // More requests than partitions: those of one partition wait for each other.
-    let crowd = (0..24).map(async |number| {
+    let requests = (0..24).map(async |number| {
         tokio::time::sleep(Duration::from_millis(30) * number).await;
         let response = setup.post(DELIVERIES, delivery()).send().await.unwrap();
         problem(response).await.0
     });
-    let statuses = futures_util::future::join_all(crowd).await;
+    let statuses = futures_util::future::join_all(requests).await;
     assert_eq!(statuses, [503; 24]);
     setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
+async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat() {
     let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     let warm = setup.request(order("warm", 1)).await;
     assert_eq!(warm.status(), StatusCode::ACCEPTED);
@@ -96,7 +96,7 @@ async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_exceed_the_memory_for_bodies_is_turned_away() {
+async fn bodies_beyond_the_memory_bound_are_refused() {
     let setup = Setup::with(|config| config.body_bytes_max = 1_000).await;
     for (path, body) in [(DELIVERIES, delivery()), (BATCH, order("o", 1))] {
         let response = setup.post(path, body).send().await.unwrap();
@@ -109,7 +109,7 @@ async fn what_would_exceed_the_memory_for_bodies_is_turned_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_answers_what_is_under_way_and_refuses_what_comes_after() {
+async fn a_shutdown_finishes_running_requests_and_refuses_new_ones() {
     let setup = Setup::start().await;
     let body = order("late", 1).to_string();
     let head = format!(
@@ -139,7 +139,7 @@ async fn a_shutdown_answers_what_is_under_way_and_refuses_what_comes_after() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_whose_request_was_not_taken_is_free_for_another() {
+async fn the_id_of_a_refused_request_can_be_used_again() {
     let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     setup.cluster.broker_down(1).unwrap();
     let refused = setup.post(OPERATIONS, order("o-1", 1)).send().await;

@@ -7,7 +7,7 @@ use waybill_engine::{Amendment, OperationRequest};
 use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_of_it() {
+async fn an_expedited_delivery_and_its_verbs_use_the_high_priority_topic() {
     let setup = Setup::start().await;
     let mut body = delivery();
     body["expedited"] = json!(true);
@@ -30,7 +30,7 @@ async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_o
     );
     assert_eq!(
         pending["request"], accepted["request"],
-        "it is read where it lies"
+        "it is read from its topic"
     );
 
     for at in [format!("?at={token}"), String::new()] {

@@ -104,11 +104,11 @@ async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_else_confl
     for (n, response) in join_all(twins).await.into_iter().enumerate() {
         let response = response.unwrap();
         let status = response.status().as_u16();
-        let said = match status {
+        let message = match status {
             202 => location(&response),
             _ => problem(response).await.1,
         };
-        answers[n % 2].push((status, said));
+        answers[n % 2].push((status, message));
     }
     setup
         .cluster
@@ -131,7 +131,7 @@ async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_else_confl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repeat_is_answered_though_its_deadline_has_passed_since() {
+async fn a_repeat_is_answered_after_its_deadline() {
     let setup = Setup::start().await;
     let began = Instant::now();
     let (first, body, deadline) = loop {

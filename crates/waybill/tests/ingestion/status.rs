@@ -10,7 +10,7 @@ use waybill_engine::{IdOrigin, Offset, OperationId, ProcessState, Timestamp, par
 use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
+async fn a_delivery_is_accepted_once_its_record_is_written() {
     let setup = Setup::start().await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let response = setup
@@ -71,7 +71,7 @@ async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_tells_pending_rejected_and_forgotten_apart() {
+async fn a_location_distinguishes_pending_rejected_and_forgotten() {
     // The server remembers nothing, so the token in the `Location` must be enough.
     let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     let mut locations = Vec::new();
@@ -188,7 +188,7 @@ async fn the_api_describes_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_location_that_was_made_up_leads_to_nothing() {
+async fn an_invented_location_is_not_found() {
     let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     let accepted = setup.post(DELIVERIES, delivery()).send().await.unwrap();
     let location = location(&accepted);
@@ -210,8 +210,8 @@ async fn a_location_that_was_made_up_leads_to_nothing() {
         format!("{id}?at=99-0-{hash}"),
         format!("{id}/events?at={partition}-7-{hash}"),
     ] {
-        let (status, told) = setup.get(&format!("{OPERATIONS}/{made_up}")).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{made_up}: {told}");
+        let (status, problem) = setup.get(&format!("{OPERATIONS}/{made_up}")).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{made_up}: {problem}");
     }
     let (_, pending) = setup.get(&location).await;
     assert_eq!(pending["request"]["deliveryId"], id.to_string());
@@ -219,7 +219,7 @@ async fn a_location_that_was_made_up_leads_to_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pending_delivery_that_may_not_be_read_is_shown_without_its_request() {
+async fn a_pending_delivery_without_the_scope_read_has_no_request() {
     let setup = Setup::with(|config| config.pending_reads_max = 0).await;
     let accepted = setup.post(DELIVERIES, delivery()).send().await.unwrap();
     let (status, pending) = setup.get(&location(&accepted)).await;

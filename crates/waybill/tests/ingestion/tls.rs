@@ -69,7 +69,7 @@ async fn over_http1(stream: SslStream<TcpStream>) -> http1::SendRequest<Full<Byt
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_versions_of_http_are_negotiated_and_served() {
+async fn both_http_versions_are_negotiated() {
     let encrypted = Encrypted::with(|_| {}).await;
     for (protocols, chosen) in [
         (&b"\x02h2\x08http/1.1"[..], &b"h2"[..]),
@@ -102,7 +102,7 @@ async fn both_versions_of_http_are_negotiated_and_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_older_and_nothing_in_the_clear_is_spoken() {
+async fn older_tls_versions_and_plain_text_are_refused() {
     let encrypted = Encrypted::with(|_| {}).await;
     let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
     connector.set_verify(SslVerifyMode::NONE);
@@ -126,7 +126,7 @@ async fn nothing_older_and_nothing_in_the_clear_is_spoken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_handshake_delays_no_other_client_and_is_ended() {
+async fn a_slow_handshake_times_out_and_delays_no_other_client() {
     let patience = Duration::from_millis(500);
     let encrypted = Encrypted::with(|config| {
         config.header_read_timeout = patience;
@@ -161,7 +161,7 @@ async fn a_slow_handshake_delays_no_other_client_and_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewed_certificate_is_shown_from_then_on_and_no_connection_ends_for_it() {
+async fn a_renewed_certificate_is_used_without_closing_connections() {
     let encrypted = Encrypted::with(|_| {}).await;
     let stream = encrypted
         .certificate
@@ -197,7 +197,7 @@ async fn a_renewed_certificate_is_shown_from_then_on_and_no_connection_ends_for_
 }
 
 #[test]
-fn files_that_do_not_belong_together_are_refused_with_what_is_wrong() {
+fn mismatched_certificate_files_are_refused_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let [one, two] = ["one", "two"].map(|name| directory.path().join(name));
     std::fs::create_dir(&one).unwrap();

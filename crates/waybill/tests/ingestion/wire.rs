@@ -88,7 +88,7 @@ async fn request_smuggling_shapes_are_refused_and_reach_no_topic() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_request_is_answered_in_its_turn_and_nothing_after_it() {
+async fn a_refused_request_is_answered_in_order_and_nothing_after_it() {
     let setup = Setup::start().await;
     let body = order("turn-1", 1).to_string();
     let head =
@@ -210,7 +210,7 @@ async fn heads_and_bodies_that_are_too_long_slow_or_broken_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn http_2_without_tls_is_spoken_too() {
+async fn http2_without_tls_is_supported() {
     let setup = Setup::start().await;
     let http2 = Client::builder().http2_prior_knowledge().build().unwrap();
     let requests = (0..50).map(|number| {
@@ -230,7 +230,7 @@ async fn http_2_without_tls_is_spoken_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_http_2_the_rest_of_a_refused_body_is_still_read() {
+async fn the_rest_of_a_refused_http2_body_is_read() {
     const CHUNKS: usize = 64;
     let setup = Setup::start().await;
     let stream = TcpStream::connect(setup.ingestion.address()).await.unwrap();
@@ -274,7 +274,7 @@ async fn over_http_2_the_rest_of_a_refused_body_is_still_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_http_1_an_answer_is_not_lost_though_the_body_was_refused_on_its_way() {
+async fn an_early_http1_refusal_is_not_lost() {
     const CHUNK: [u8; 16 * 1024] = [b'a'; 16 * 1024];
     const CHUNKS: usize = 64;
     let setup = Setup::start().await;
@@ -299,7 +299,7 @@ async fn over_http_1_an_answer_is_not_lost_though_the_body_was_refused_on_its_wa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
+async fn a_stalled_body_is_answered_408_and_its_connection_ends() {
     let pause = Duration::from_millis(150);
     let setup = Setup::with(|config| config.body_read_timeout = pause).await;
     for (path, media_type) in [
@@ -334,7 +334,7 @@ async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_drips_for_too_long_is_answered_408() {
+async fn a_slow_body_is_answered_408() {
     let setup = Setup::with(|config| config.body_timeout = Duration::from_millis(300)).await;
     let head = format!(
         "POST {DELIVERIES} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use setup::{Setup, names, run, standing};
 
 #[tokio::test]
-async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
+async fn a_parked_operation_is_resubmitted_until_it_succeeds() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
     let id = &setup.bring_to("Error", "parcel", &names("one", 1)).await[0];
@@ -98,7 +98,7 @@ async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_undone_is_undone_again_or_by_hand_or_abandoned() {
+async fn a_failed_undo_is_retried_recorded_or_abandoned() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
     setup
@@ -138,7 +138,7 @@ async fn what_could_not_be_undone_is_undone_again_or_by_hand_or_abandoned() {
 }
 
 #[tokio::test]
-async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone() {
+async fn a_redrive_halts_after_a_failed_canary() {
     const PARKED: usize = 12;
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
@@ -193,7 +193,7 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
 }
 
 #[tokio::test]
-async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_out() {
+async fn a_redrive_survives_a_short_api_outage() {
     const PARKED: usize = 12;
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
@@ -222,9 +222,9 @@ async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_ou
         asked >= count
     };
 
-    let broken_off = redrive("--away-max 1s");
+    let broken_off = redrive("--unreachable-max 1s");
     setup
-        .eventually("one was asked", async || has_asked(1).await)
+        .eventually("one was sent", async || has_asked(1).await)
         .await;
     relay.set_away(true);
     let broken_off = broken_off.join().unwrap();
@@ -238,12 +238,12 @@ async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_ou
     let patient = redrive("");
     let asked = reported + 1;
     setup
-        .eventually("more are asked", async || has_asked(asked).await)
+        .eventually("more are sent", async || has_asked(asked).await)
         .await;
     let turned_away = relay.turned_away();
     relay.set_away(true);
     setup
-        .eventually("it goes on trying", async || {
+        .eventually("it keeps trying", async || {
             relay.turned_away() >= turned_away + 6
         })
         .await;
@@ -311,7 +311,7 @@ impl Relay {
 }
 
 #[tokio::test]
-async fn what_was_undone_runs_again_as_a_new_operation_once() {
+async fn an_undone_operation_is_resubmitted_as_new_once() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
     let ids = setup.bring_to("Error", "parcel", &names("gone", 1)).await;
@@ -330,7 +330,7 @@ async fn what_was_undone_runs_again_as_a_new_operation_once() {
     assert_eq!(setup.show(&new)["resubmissionOf"], json!(ids[0]));
     assert_eq!(setup.standing(&new).await, standing(&["drone", "package"]));
     setup
-        .eventually("the old operation says what it became", async || {
+        .eventually("the old operation links the new one", async || {
             setup.show(&ids[0])["resubmittedAs"] == json!(new)
         })
         .await;
@@ -340,12 +340,12 @@ async fn what_was_undone_runs_again_as_a_new_operation_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() {
+async fn a_cancel_undoes_completed_steps_and_a_late_one_is_refused() {
     let setup = Setup::new().await;
     setup.faults("drone", Some(json!({"hangRate": 1}))).await;
     let id = setup.request("parcel", "slow").await;
     setup
-        .eventually("the drone is asked for", async || {
+        .eventually("the drone is requested", async || {
             setup.show(&id)["steps"][1]["state"] == "Running"
         })
         .await;
@@ -372,7 +372,7 @@ async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() 
 }
 
 #[tokio::test]
-async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do() {
+async fn a_cancel_of_an_unknown_id_is_kept() {
     let setup = Setup::new().await;
     let kept = "the id is unknown: the cancel is kept, and a later request with this id will end Cancelled";
     let asked = setup.ops("cancel ghost-1");
@@ -411,8 +411,12 @@ async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do
 async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
     let setup = Setup::new().await;
     for (line, code, expected) in [
-        ("show nobody", 1, "No request with this id was accepted"),
-        ("resubmit nobody", 1, "No request with this id was accepted"),
+        ("show missing", 1, "No request with this id was accepted"),
+        (
+            "resubmit missing",
+            1,
+            "No request with this id was accepted",
+        ),
         ("resubmit", 2, "select operations: give an id"),
         ("resubmit x --step drone", 2, "--tenant is the only flag"),
         ("resubmit --as-new --all", 2, "--state"),

@@ -54,7 +54,7 @@ fn fate(order: u64) -> Fate {
 }
 
 #[test]
-fn no_order_is_lost_or_carried_out_twice_however_often_anything_is_killed() {
+fn repeated_kills_lose_and_duplicate_no_order() {
     let Some(mut shop) = Shop::open() else { return };
     let mut random = Random(SEED);
     let mut kills = BTreeMap::new();
@@ -94,7 +94,7 @@ fn no_order_is_lost_or_carried_out_twice_however_often_anything_is_killed() {
     }
     assert!(
         kills_at_work >= 15,
-        "only {kills_at_work} kills met work under way"
+        "only {kills_at_work} kills interrupted work"
     );
     for order in 0..ORDERS {
         let (id, fate) = (order.to_string(), fate(order));

@@ -4,8 +4,8 @@
 //! The test runs the committed example on its own PostgreSQL, with Waybill as `up` and `agents`.
 //! Without PostgreSQL or Python, the tests say so and pass.
 
-mod courses;
+mod direct_requests;
 mod kills;
+mod outcomes;
 mod postgres;
 mod shop;
-mod strangers;

@@ -238,7 +238,7 @@ pub fn wait_until_or_say(
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
         if Instant::now() >= deadline {
-            panic!("waited in vain until {what}\n{}", instead());
+            panic!("timed out waiting until {what}\n{}", instead());
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -270,12 +270,13 @@ pub fn root() -> PathBuf {
 /// The JSON body of a 200 answer.
 pub fn get(address: SocketAddr, path: &str) -> Result<Value, String> {
     let mut stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
-    let said = write!(
+    let written = write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     );
     let mut answer = String::new();
-    said.and_then(|()| stream.read_to_string(&mut answer))
+    written
+        .and_then(|()| stream.read_to_string(&mut answer))
         .map_err(|error| error.to_string())?;
     match answer.split_once("\r\n\r\n") {
         Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => {
@@ -314,7 +315,7 @@ assert tuple(map(int, psycopg.__version__.split('.')[:2])) >= (3, 2)";
 
 fn run(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let last = said.lines().last().unwrap_or_default();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let last = message.lines().last().unwrap_or_default();
     output.status.success().then_some(()).ok_or(last.to_owned())
 }

@@ -120,7 +120,7 @@ fn every_dead_letter_topic_with_the_prefix_is_listed_with_its_records() {
 }
 
 #[test]
-fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
+fn a_dead_letter_is_shown_in_full_and_exported_byte_for_byte() {
     let setup = Setup::new();
     let own: [(&str, Option<&[u8]>); 2] = [("traceparent", Some(b"00-1")), ("none", None)];
     setup.bury(REPLIES, 1, &own, POISON);
@@ -229,11 +229,15 @@ fn replaying_all_continues_where_it_stopped_and_skips_records_without_a_destinat
     };
     let some = setup.run("dlq replay step-replies --all --limit 120 --output json");
     assert_eq!(replayed(&some), (120, 2));
-    assert_eq!(some.status.code(), Some(1), "two letters have no place");
-    let said = String::from_utf8_lossy(&some.stderr).into_owned();
+    assert_eq!(
+        some.status.code(),
+        Some(1),
+        "two dead letters have no source"
+    );
+    let shown_text = String::from_utf8_lossy(&some.stderr).into_owned();
     assert!(
-        said.contains("120 replayed, 0 replayed before, 2 failed"),
-        "{said}"
+        shown_text.contains("120 replayed, 0 replayed before, 2 failed"),
+        "{shown_text}"
     );
     assert_eq!(
         setup

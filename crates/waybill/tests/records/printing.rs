@@ -55,7 +55,7 @@ fn records_are_printed_decoded_and_what_does_not_decode_harms_no_other() {
 }
 
 #[test]
-fn where_to_start_and_where_to_stop_can_be_said() {
+fn start_and_end_of_the_records_can_be_chosen() {
     let setup = Setup::new();
     for index in 0..30 {
         let step = format!("step-{index}");
@@ -101,7 +101,7 @@ fn where_to_start_and_where_to_stop_can_be_said() {
 }
 
 #[test]
-fn following_prints_what_comes_and_nothing_that_was_there() {
+fn following_prints_new_records_only() {
     let setup = Setup::new();
     setup.produce((REPLIES, 0), None, Some(&reply("before")), &[]);
     let mut following = setup
@@ -213,9 +213,9 @@ fn unreachable_brokers_and_invalid_arguments_are_errors() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8(output.stderr).unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(
-            said,
+            message,
             format!("waybill: no broker answered at {away}: Connection refused (os error 111)\n")
         );
     }

@@ -73,7 +73,7 @@ pub fn id_of(value: &[u8]) -> Option<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_record_of_every_topic_names_a_schema_that_its_subject_has() {
+async fn every_record_has_a_schema_id_of_its_subject() {
     let stub = Stub::start().await;
     let mut setup = Setup::new(&with_registry(&stub, ""));
     let up = setup.up();
@@ -190,7 +190,7 @@ fn foreign_schema(stub: &Stub) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_for() {
+async fn known_schemas_are_read_during_a_registry_outage() {
     let stub = Stub::start().await;
     let mut setup = Setup::new(&with_registry(&stub, ""));
     // A high-priority request does not wait for the other topic.
@@ -202,7 +202,7 @@ async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_
     let (waiting, value) = foreign_request("foreign", id);
     produce(&setup, waiting, &value);
     setup
-        .eventually("the schema is asked for", async || {
+        .eventually("the schema is requested", async || {
             stub.asked().contains(&format!("GET /schemas/ids/{id}"))
         })
         .await;
@@ -228,7 +228,7 @@ async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_waits_for_a_schema_stops_in_order_and_goes_on_after_its_start() {
+async fn a_process_that_waits_for_a_schema_stops_and_resumes() {
     let stub = Stub::start().await;
     let mut setup = Setup::new(&with_registry(&stub, ""));
     let up = setup.up();
@@ -238,7 +238,7 @@ async fn a_process_that_waits_for_a_schema_stops_in_order_and_goes_on_after_its_
     let (waiting, value) = foreign_request("stopped", id);
     produce(&setup, waiting, &value);
     setup
-        .eventually("the schema is asked for", async || {
+        .eventually("the schema is requested", async || {
             stub.asked().contains(&format!("GET /schemas/ids/{id}"))
         })
         .await;
@@ -249,7 +249,7 @@ async fn a_process_that_waits_for_a_schema_stops_in_order_and_goes_on_after_its_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_id_that_the_registry_does_not_have_is_poison_and_harms_only_itself() {
+async fn a_record_with_an_unknown_schema_id_is_poison() {
     let stub = Stub::start().await;
     let mut setup = Setup::new(&with_registry(&stub, ""));
     let up = setup.up();

@@ -74,7 +74,9 @@ async fn a_process_that_waits_for_the_registry_stops_on_request() {
     let mut setup = Setup::new(&with_registry(&stub, ""));
     let up = begin(&mut setup);
     setup
-        .eventually("the registry is asked", async || !stub.asked().is_empty())
+        .eventually("the registry gets a request", async || {
+            !stub.asked().is_empty()
+        })
         .await;
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
@@ -158,7 +160,7 @@ async fn without_auto_register_a_start_names_the_command_that_helps() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_version_of_a_subject_is_followed_by_the_current_one() {
+async fn the_current_schema_is_registered_after_an_older_one() {
     let stub = Stub::start().await;
     let schema = schema_of(RecordKind::StepReply);
     let mut older: serde_json::Value = serde_json::from_str(schema.json).unwrap();

@@ -223,21 +223,22 @@ async fn topics_that_a_token_may_not_describe_are_named() {
     let done = site.run(&doctor.concat(), Some(&reports));
     let findings = done.stdout.lines().map(serde_json::from_str::<Value>);
     let findings: Vec<Value> = findings.map(Result::unwrap).collect();
-    let said = |what: &str| {
+    let findings_of = |what: &str| {
         let of_it = findings.iter().filter(|finding| finding["what"] == what);
-        let verdicts = of_it.map(|finding| (finding["verdict"].as_str(), finding["said"].as_str()));
-        let verdicts = verdicts.map(|(verdict, said)| (verdict.unwrap(), said.unwrap()));
+        let verdicts =
+            of_it.map(|finding| (finding["verdict"].as_str(), finding["message"].as_str()));
+        let verdicts = verdicts.map(|(verdict, message)| (verdict.unwrap(), message.unwrap()));
         verdicts.collect::<Vec<_>>()
     };
-    let topics = said("topics");
+    let topics = findings_of("topics");
     assert_eq!(topics.len(), 1, "{findings:?}");
     assert_eq!(topics[0].0, "note");
     assert!(topics[0].1.contains("does not allow this"), "{topics:?}");
     let unknown = ("note", "unknown: this login may not describe the topics");
     for what in ["agents", "lag"] {
-        assert_eq!(said(what), [unknown], "{what}");
+        assert_eq!(findings_of(what), [unknown], "{what}");
     }
-    let [none, unknown] = said("dead letters")[..] else {
+    let [none, unknown] = findings_of("dead letters")[..] else {
         panic!("{findings:?}")
     };
     assert_eq!(none, ("ok", "none: no records on 2 dead-letter topics"));
@@ -249,7 +250,7 @@ async fn topics_that_a_token_may_not_describe_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_help() {
+async fn a_refused_login_of_a_command_names_the_flags() {
     let mut site = Site::new();
     let administrator = site.token("ops", "admin,read", "*");
     let up = site.up(&[]);

@@ -107,10 +107,10 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
     ] {
         let untrusted = site.run_without_ca(command, Some(&operator));
         assert_eq!(untrusted.code, code, "{}", untrusted.text);
-        let said = &untrusted.text;
+        let message = &untrusted.text;
         let helps = "answers, but its certificate is not trusted (self-signed certificate); --ca-file or WAYBILL_CA_FILE";
-        assert!(said.contains(helps), "{command:?}: {said}");
-        assert!(!said.contains("ssl/"), "{command:?}: {said}");
+        assert!(message.contains(helps), "{command:?}: {message}");
+        assert!(!message.contains("ssl/"), "{command:?}: {message}");
     }
 
     let metrics = http.get(format!("{admin}/metrics")).send().await.unwrap();
@@ -136,15 +136,18 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
     assert!(refused.text.contains("403"), "{}", refused.text);
     let shards = "does not report whether shards are stopped: 403 Forbidden";
     for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "note ", true)] {
-        let said = site.run(&doctor, Some(token)).text;
-        assert!(said.contains(&format!("{verdict} leases")), "{said}");
-        assert!(said.contains("note  lag"), "no broker can be asked: {said}");
-        assert!(said.contains("ok    api"), "{said}");
-        assert_eq!(said.contains(shards), is_refused, "{said}");
+        let message = site.run(&doctor, Some(token)).text;
+        assert!(message.contains(&format!("{verdict} leases")), "{message}");
+        assert!(
+            message.contains("note  lag"),
+            "no broker can be asked: {message}"
+        );
+        assert!(message.contains("ok    api"), "{message}");
+        assert_eq!(message.contains(shards), is_refused, "{message}");
     }
 
     let output = up.stop();
-    assert!(output.contains("TRACE"), "all was told that is ever told");
+    assert!(output.contains("TRACE"), "the log has trace lines");
     let key = "every user of this machine can read the file with the key of a listener";
     assert!(output.contains(key));
     for secret in ["wb_", &submit.text, &operator.text, &stranger.text] {
@@ -155,7 +158,7 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_change_count_without_a_restart() {
+async fn changed_files_take_effect_without_a_restart() {
     let mut site = Site::new();
     let old = site.token("old", "read", "*");
     let up = site.up(&[]);
@@ -181,7 +184,7 @@ async fn files_that_change_count_without_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_web_tokens_are_taken_as_their_keys_and_claims_say() {
+async fn json_web_tokens_are_accepted_by_keys_and_claims() {
     let mut site = Site::new();
     let signing = jwt::Signing::new();
     site.take_jwts(&signing);
@@ -257,7 +260,7 @@ fn a_created_token_is_printed_only_on_standard_error() {
 }
 
 #[test]
-fn broken_files_are_refused_at_the_start_with_their_place() {
+fn broken_files_are_refused_at_start_with_their_position() {
     let site = Site::new();
     site.break_tokens();
     let refused = site.run(&["config", "check"], None);

@@ -13,9 +13,9 @@ const ROUND: usize = 20;
 const GLITCH: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadline() {
+async fn a_brief_clock_step_reaches_no_deadline() {
     let Some(library) = library() else {
-        println!("SKIPPED: a clock that jumps: libfaketime is not there (Debian: faketime)");
+        println!("SKIPPED: a clock that jumps: libfaketime is not installed (Debian: faketime)");
         return;
     };
     let mut setup = Setup::of_either_kind("partitions: 1\n");
@@ -60,7 +60,7 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
     const YEARS_BEHIND: &str = "-157680000";
     const BEHIND: &str = "waybill_supervisor_oldest_overdue_seconds";
     let Some(library) = library() else {
-        println!("SKIPPED: a clock that jumps: libfaketime is not there (Debian: faketime)");
+        println!("SKIPPED: a clock that jumps: libfaketime is not installed (Debian: faketime)");
         return;
     };
     let mut setup = Setup::of_either_kind(

@@ -17,7 +17,7 @@ const DELIVERIES: usize = 60;
 /// A block of rows is damaged while operations are running. Its operations cannot be read; all
 /// others continue, and new ones are accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_names_them() {
+async fn a_damaged_store_block_harms_only_its_operations() {
     let mut setup = Setup::new("partitions: 2\nscheduler: { handOffAfter: 10m }\n");
     let up = setup.up();
     setup.ready().await;
@@ -67,14 +67,14 @@ async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_nam
     let of_damage = findings
         .iter()
         .filter(|finding| finding["what"] == "damage");
-    let said: String = of_damage
-        .filter_map(|finding| finding["said"].as_str())
+    let message: String = of_damage
+        .filter_map(|finding| finding["message"].as_str())
         .collect();
     for id in &damaged {
         assert!(readiness.contains(id), "{id} is not in {readiness:?}");
-        assert!(said.contains(id), "{id} is not in {said:?}");
+        assert!(message.contains(id), "{id} is not in {message:?}");
     }
-    assert!(said.contains(&file.display().to_string()), "{said:?}");
+    assert!(message.contains(&file.display().to_string()), "{message:?}");
 }
 
 /// Flushes the rows to a table on disk and changes a bit in one of its blocks.
@@ -136,17 +136,20 @@ async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position()
     let named = format!("{topic} partition 0 is damaged at offset 1");
     setup
         .eventually("readiness names the damage", async || {
-            let (status, said) = readyz().await;
-            status == 503 && said.contains(&named)
+            let (status, message) = readyz().await;
+            status == 503 && message.contains(&named)
         })
         .await;
     let doctor = run(&setup, &["doctor"]);
-    let said = String::from_utf8_lossy(&doctor.stdout);
+    let message = String::from_utf8_lossy(&doctor.stdout);
     let command = format!("waybill broker repair --topic {topic} --partition 0");
-    assert!(said.contains(&named) && said.contains(&command), "{said}");
+    assert!(
+        message.contains(&named) && message.contains(&command),
+        "{message}"
+    );
     let schedulers = setup.client.get(setup.url("admin", "/schedulers")).send();
-    let said = schedulers.await.expect("it answers").text().await;
-    assert!(said.is_ok_and(|said| said.contains(&command)));
+    let message = schedulers.await.expect("it answers").text().await;
+    assert!(message.is_ok_and(|message| message.contains(&command)));
     for id in &ids[1..] {
         assert_ne!(setup.state(id).await.as_deref(), Some("Processed"), "{id}");
     }
@@ -159,7 +162,7 @@ async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position()
 /// A request on disk becomes one that no client can decode, with a valid checksum. It goes to the
 /// dead-letter topic, and the requests after it are executed. The same holds after a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
+async fn an_undecodable_record_is_skipped_and_its_partition_continues() {
     let mut setup = Setup::new("partitions: 1\n");
     let up = setup.up();
     setup.ready().await;

@@ -73,12 +73,12 @@ fn as_sent(expression: &str) -> String {
 }
 
 #[test]
-fn every_dashboard_and_panel_says_what_it_is() {
+fn every_dashboard_and_panel_has_a_description() {
     let mut uids = BTreeSet::new();
     for dashboard in Dashboard::all() {
         let (name, json) = (&dashboard.name, &dashboard.json);
         assert_eq!(json["uid"], name.as_str(), "links last while uids do");
-        assert!(uids.insert(name.clone()), "{name} is there twice");
+        assert!(uids.insert(name.clone()), "{name} exists twice");
         assert!(!json["title"].as_str().unwrap_or_default().is_empty());
         assert!(json["id"].is_null(), "{name}: ids are Grafana's own");
         let mut ids = BTreeSet::new();
@@ -89,13 +89,13 @@ fn every_dashboard_and_panel_says_what_it_is() {
             let title = panel["title"].as_str().unwrap_or_default();
             let defaults = &panel["fieldConfig"]["defaults"];
             assert!(!title.is_empty(), "{name}: a panel without a title");
-            for (what, said) in [
+            for (what, message) in [
                 ("description", &panel["description"]),
                 ("unit", &defaults["unit"]),
-                ("word for nothing", &defaults["noValue"]),
+                ("text for no value", &defaults["noValue"]),
             ] {
-                let said = said.as_str().unwrap_or_default();
-                assert!(!said.is_empty(), "{name}: {title} has no {what}");
+                let message = message.as_str().unwrap_or_default();
+                assert!(!message.is_empty(), "{name}: {title} has no {what}");
             }
             let kind = panel["type"].as_str().unwrap_or_default();
             assert!(KINDS.contains(&kind), "{name}: {title} is a {kind}");
@@ -113,7 +113,7 @@ fn every_dashboard_and_panel_says_what_it_is() {
 }
 
 #[test]
-fn no_panel_lies_over_another_or_beside_the_page() {
+fn panels_do_not_overlap_and_fit_the_page() {
     for dashboard in Dashboard::all() {
         let mut taken = BTreeMap::new();
         for panel in dashboard.json["panels"]
@@ -187,7 +187,7 @@ fn grouped_by(expression: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn what_is_chosen_on_a_dashboard_is_a_label_of_a_metric_that_there_is() {
+fn dashboard_variables_are_labels_of_existing_metrics() {
     let known = catalogue::names();
     for dashboard in Dashboard::all() {
         let variables = dashboard.json["templating"]["list"].as_array();

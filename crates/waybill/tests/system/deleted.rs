@@ -23,8 +23,7 @@ const CONFIG: &str = "partitions: 2\n";
 const SKIP: &str = "skipDeletedRequests: true";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_never_skipped_silently()
- {
+async fn requests_deleted_before_consumption_are_never_skipped_silently() {
     const DELIVERIES: usize = 100;
     let mut setup = Setup::of_either_kind(CONFIG);
     let process = setup.up();
@@ -53,8 +52,7 @@ async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_nev
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_taken_for_the_old_ones()
- {
+async fn request_topics_recreated_before_consumption_are_refused() {
     const DELIVERIES: usize = 40;
     let mut setup = Setup::of_either_kind(CONFIG);
     let process = setup.up();
@@ -124,7 +122,7 @@ async fn steps_on_a_recreated_topic_of_an_agent_are_performed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() {
+async fn missing_partitions_of_an_agent_topic_block_only_their_steps() {
     const AGENT: &str = "package.requests";
     const DELIVERIES: usize = 24;
     let mut setup = Setup::of_either_kind(CONFIG);
@@ -223,8 +221,7 @@ async fn a_deleted_topic_of_an_agent_is_named_by_readiness_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_partitions_are_refused()
-{
+async fn requests_accepted_into_a_recreated_topic_are_kept() {
     const OLD: usize = 40;
     const NEW: usize = 160;
     const KEPT: &str = "keeping finished records";
@@ -320,17 +317,17 @@ async fn refused(setup: &Setup, why: &str) -> String {
     assert!(readiness.contains(why), "{readiness}");
     assert!(readiness.contains(SKIP), "{readiness}");
     // If the records of the log differ, the lease expires.
-    let mut said = String::new();
+    let mut message = String::new();
     let leases = r#""what":"leases","verdict":"bad""#;
     setup
         .eventually("doctor misses the owners", async || {
             let doctor = doctor(setup);
             assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
-            said = String::from_utf8_lossy(&doctor.stdout).into_owned();
-            said.contains(leases)
+            message = String::from_utf8_lossy(&doctor.stdout).into_owned();
+            message.contains(leases)
         })
         .await;
-    assert!(said.contains(why), "{said}");
+    assert!(message.contains(why), "{message}");
     readiness
 }
 
@@ -341,7 +338,7 @@ async fn restart_and_skip(setup: &Arc<Setup>) -> Process {
     let process = restart(setup);
     // A different log is detected only at its first record, and a shard may be ready earlier.
     setup
-        .eventually("what is gone is passed over", async || {
+        .eventually("deleted requests are skipped", async || {
             let log = std::fs::read_to_string(setup.path("log.txt"));
             log.is_ok_and(|log| log.contains("skipping deleted records"))
         })

@@ -67,7 +67,7 @@ impl Disk {
 
     /// Removes the foreign file.
     fn empty(&self) {
-        fs::remove_file(self.foreign()).expect("the foreign file is there");
+        fs::remove_file(self.foreign()).expect("the other file exists");
     }
 }
 
@@ -100,10 +100,10 @@ async fn run(setup: &Setup, running: bool) {
         let answer = setup.client.put(url).json(&body).send().await;
         let answer = answer.expect("the admin port answers");
         let status = answer.status();
-        let said = answer.text().await.unwrap_or_default();
+        let message = answer.text().await.unwrap_or_default();
         assert!(
             status.is_success(),
-            "{status}: {said}\n{}",
+            "{status}: {message}\n{}",
             setup.log_tail()
         );
     }
@@ -169,7 +169,7 @@ fn is_alive(process: &mut Process) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() {
+async fn a_low_disk_refuses_new_requests_and_finishes_accepted_ones() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
@@ -208,7 +208,7 @@ async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() 
 
 /// The broker has its own disk, which is not full: the embedded store has to wait and continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
+async fn a_full_store_disk_ends_no_process() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
@@ -251,7 +251,7 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
     assert_eq!(
         setup.state(&done[0]).await.as_deref(),
         Some("Processed"),
-        "reads go on"
+        "reads continue"
     );
     asking.abort();
     process.kill();
@@ -271,7 +271,7 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
 
 /// The whole `up` is on one disk: neither its broker nor its store can write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
+async fn a_process_on_a_full_disk_waits_and_recovers() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
@@ -301,7 +301,7 @@ async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
     assert_eq!(
         setup.state(&done[0]).await.as_deref(),
         Some("Processed"),
-        "reads go on"
+        "reads continue"
     );
     asking.abort();
     process.kill();

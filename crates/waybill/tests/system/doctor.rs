@@ -39,17 +39,17 @@ async fn explain_lag_names_what_holds_checkpoints_and_what_operations_wait_for()
 
     let first = ids.first().expect("there are some");
     let findings = json_lines(&run(&setup, &["doctor", first]));
-    let said = |what: &str| {
+    let message = |what: &str| {
         let mut of_it = findings.iter().filter(|finding| finding["what"] == what);
-        of_it.next().and_then(|finding| finding["said"].as_str())
+        of_it.next().and_then(|finding| finding["message"].as_str())
     };
     assert_eq!(
-        said("operation"),
+        message("operation"),
         Some(format!("{first}: Processing").as_str())
     );
-    assert_eq!(said("missing"), Some("drone, delivery"));
+    assert_eq!(message("missing"), Some("drone, delivery"));
     assert!(
-        said("has it").is_some_and(|who| who.contains("owned by")),
+        message("has it").is_some_and(|who| who.contains("owned by")),
         "{findings:?}"
     );
     let unknown = run(&setup, &["doctor", "nobody-knows-it"]);
@@ -57,7 +57,7 @@ async fn explain_lag_names_what_holds_checkpoints_and_what_operations_wait_for()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
+async fn doctor_passes_a_healthy_system_and_finds_faults() {
     let mut setup = Setup::of_either_kind("partitions: 2\n");
     let up = setup.up();
     setup.ready().await;
@@ -105,7 +105,7 @@ async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
     setup.deliver_each(bodies).await;
     setup
         .eventually(
-            "the breaker of the service that fails is told of",
+            "doctor reports the breaker of the failing service",
             async || {
                 let output = run(&setup, &["doctor"]);
                 let mut findings = json_lines(&output).into_iter();
@@ -142,7 +142,7 @@ steps:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_without_a_process_is_named_by_the_check_the_start_and_doctor() {
+async fn check_start_and_doctor_name_an_agent_without_a_process() {
     let mut setup = Setup::of_either_kind("");
     let file = setup.path("misspelt.yaml");
     std::fs::write(&file, MISSPELT).expect("the directory is writable");
@@ -186,7 +186,7 @@ async fn an_agent_without_a_process_is_named_by_the_check_the_start_and_doctor()
             of_agents()
                 == [json!({
                     "what": "agents", "verdict": "note",
-                    "said": format!(
+                    "message": format!(
                         "no consumer reads {topic}, and no requests wait there: no process runs the agent chrage"
                     ),
                 })]
@@ -199,9 +199,9 @@ async fn an_agent_without_a_process_is_named_by_the_check_the_start_and_doctor()
     setup
         .eventually("its request waits", async || {
             let found = of_agents();
-            let said = found[0]["said"].as_str().unwrap_or_default();
+            let message = found[0]["message"].as_str().unwrap_or_default();
             let waits = format!("no consumer reads {topic}, and requests wait there (1): ");
-            found.len() == 1 && found[0]["verdict"] == "bad" && said.starts_with(&waits)
+            found.len() == 1 && found[0]["verdict"] == "bad" && message.starts_with(&waits)
         })
         .await;
 }
@@ -221,13 +221,13 @@ async fn a_process_reports_its_readiness_and_changes_its_log_filter_on_request()
     let detail = "DEBUG waybill";
     let log = || std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
     assert!(!log().contains(detail));
-    let said = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    assert_eq!(said(&plain(&setup, &["log"])), "info");
+    let message = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert_eq!(message(&plain(&setup, &["log"])), "info");
     let changed = plain(&setup, &["log", "info,waybill=debug"]);
-    assert_eq!(said(&changed), "info,waybill=debug", "{changed:?}");
+    assert_eq!(message(&changed), "info,waybill=debug", "{changed:?}");
     let refused = plain(&setup, &["log", "bananas"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    assert_eq!(said(&plain(&setup, &["log"])), "info,waybill=debug");
+    assert_eq!(message(&plain(&setup, &["log"])), "info,waybill=debug");
 
     // For example, the stop of each part is logged as such a detail.
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());

@@ -10,7 +10,7 @@ use waybill_test_support::setup::{PATIENCE, Setup};
 use crate::{PARTITIONS, REQUESTS, deliver_all, is_remote, restart, schedulers};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_whose_state_is_gone_is_not_run_again_until_a_person_says_so() {
+async fn a_log_without_its_state_is_refused_until_an_operator_accepts_it() {
     const DELIVERIES: usize = 40;
     let mut setup = Setup::of_either_kind("partitions: 4\n");
     if setup.is_on_servers() {
@@ -25,7 +25,7 @@ async fn a_log_whose_state_is_gone_is_not_run_again_until_a_person_says_so() {
     let ids = deliver_all(&setup, "once", DELIVERIES, &Arc::default()).await;
     setup.all_reach(&ids, "Processed").await;
     setup
-        .eventually("lag tools see what is done", async || {
+        .eventually("committed offsets show what is done", async || {
             copies(&setup).iter().all(|copy| *copy > 0)
         })
         .await;
@@ -66,7 +66,7 @@ fn copies(setup: &Setup) -> Vec<i64> {
         asked.add_partition(&setup.topic(REQUESTS), partition);
     }
     let committed = consumer.committed_offsets(asked, PATIENCE);
-    let committed = committed.expect("the broker tells what is committed");
+    let committed = committed.expect("the broker reports committed offsets");
     let copies = committed.elements();
     let copies = copies.iter().map(|copy| copy.offset().to_raw());
     copies.map(|copy| copy.unwrap_or(0).max(0)).collect()

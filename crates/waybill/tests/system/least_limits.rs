@@ -104,7 +104,7 @@ telemetry:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_works_with_every_setting_at_its_least() {
+async fn a_process_works_with_every_setting_at_its_minimum() {
     const DELIVERIES: usize = 12;
     let mut setup = Setup::new(ALL);
     let process = setup.up();
@@ -123,7 +123,7 @@ async fn a_process_works_with_every_setting_at_its_least() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_role_has_its_connections_at_the_lowest_limits_of_the_broker() {
+async fn every_role_connects_at_the_lowest_broker_limits() {
     const DELIVERIES: usize = 40;
     let mut setup = Setup::new(CONFIG);
     let _process = setup.up();

@@ -8,13 +8,13 @@ mod dashboards;
 mod deleted;
 mod disk;
 mod doctor;
+mod fairness;
 mod foreign_state;
 mod least_limits;
 mod repair;
 mod repartitioning;
 mod shards;
 mod supervision;
-mod turns;
 mod upgrade;
 
 use std::sync::Arc;
@@ -115,7 +115,7 @@ async fn deliver_while_killing(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
+async fn repeated_kills_of_up_lose_and_duplicate_no_delivery() {
     let mut setup = Setup::of_either_kind("partitions: 4\n");
     let up = setup.up();
     let setup = Arc::new(setup);
@@ -124,7 +124,7 @@ async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_accepted_delivery_completes_once_with_agents_in_the_process_that_is_killed() {
+async fn kills_with_agents_in_process_lose_and_duplicate_no_delivery() {
     let yaml = "partitions: 4\nagents: { transport: direct, builtInCalls: function }\n";
     let mut setup = Setup::of_either_kind(yaml);
     let up = setup.up();
@@ -139,7 +139,7 @@ fn restart(setup: &Arc<Setup>) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_accepted_delivery_completes_once_however_often_agents_are_killed() {
+async fn repeated_kills_of_agents_lose_and_duplicate_no_delivery() {
     let mut setup = Setup::of_either_kind("partitions: 4\nagents: { instanceId: only }\n");
     let up = setup.start(
         "up",
@@ -165,7 +165,7 @@ fn start_agents(setup: &Arc<Setup>) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
+async fn the_checkpoint_reaches_the_end_and_a_restart_repeats_nothing() {
     const DELIVERIES: usize = 500;
     let mut setup = Setup::of_either_kind("partitions: 4\n");
     let process = setup.up();
@@ -207,7 +207,7 @@ fn log_end(setup: &Setup, topic: &str) -> u64 {
     let end = |partition| {
         let (_, high) = consumer
             .fetch_watermarks(&topic, partition, PATIENCE)
-            .expect("the broker tells where a partition ends");
+            .expect("the broker reports the end of the partition");
         high as u64
     };
     (0..PARTITIONS as i32).map(end).sum()
@@ -242,7 +242,7 @@ async fn schedulers(setup: &Setup) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_scheduler_holds_its_own_partition_only_and_catches_up_when_started() {
+async fn a_stopped_partition_blocks_no_other_and_catches_up() {
     const DELIVERIES: usize = 200;
     const STOPPED: u32 = 2;
     let mut setup = Setup::of_either_kind("partitions: 4\n");
@@ -287,7 +287,7 @@ async fn set_running(setup: &Setup, partition: u32, running: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fast_ones() {
+async fn slow_operations_do_not_block_fast_ones() {
     const WINDOW: usize = 40;
     let mut setup = Setup::of_either_kind(
         "partitions: 4\nscheduler: { inFlightMax: 40, handOffAfter: 500ms }\n",
@@ -330,7 +330,7 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
         assert_eq!(
             last_slow.as_deref(),
             Some("Processing"),
-            "the slow ones are still under way"
+            "the slow ones are still running"
         );
     }
     setup.all_reach(&slow_ids, "Processed").await;
@@ -339,7 +339,7 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_on() {
+async fn a_poison_record_is_dead_lettered_and_its_partition_continues() {
     let mut setup = Setup::of_either_kind("partitions: 4\n");
     let _process = setup.up();
     setup.ready().await;
@@ -470,7 +470,7 @@ fn put_to(setup: &Setup, name: &str, partition: impl Fn(OperationId) -> u32) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn services_that_are_down_for_ten_seconds_cost_no_delivery() {
+async fn an_outage_of_services_loses_no_delivery() {
     const DELIVERIES: usize = 300;
     let mut setup = Setup::of_either_kind("partitions: 4\n");
     let services = setup.start("services", &[], &["services"]);

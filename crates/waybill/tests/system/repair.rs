@@ -44,7 +44,7 @@ fn verbs_of(history: &Value) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_new_one() {
+async fn a_refused_drone_undoes_the_delivery_and_it_can_be_resubmitted() {
     let (setup, _process) = up().await;
     setup.put_faults("drone", &json!({"refuseRate": 1})).await;
     let id = setup.deliver(&delivery("refused", false)).await;
@@ -77,7 +77,7 @@ async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_ne
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
+async fn a_delivery_is_cancelled_before_and_after_its_request() {
     let (setup, _process) = up().await;
     setup.put_faults("drone", &json!({"latencyMs": 1500})).await;
     let id = setup.deliver(&delivery("slow", false)).await;
@@ -112,7 +112,7 @@ async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
+async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
     let (setup, process) = up().await;
     setup.put_faults("drone", &json!({"refuseRate": 1})).await;
     setup
@@ -152,7 +152,7 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
 
     setup.reset_faults("package").await;
     setup.reset_faults("drone").await;
-    let why = json!({"reason": "the service is mended", "by": "kim"});
+    let why = json!({"reason": "the service is repaired", "by": "kim"});
     setup.verb(&id, "retry-compensation", why).await;
     let shown = setup.reaches(&id, "Compensated").await;
     assert_eq!(setup.balance(&id).await.0, Vec::<String>::new());
@@ -163,18 +163,18 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
         (
             &json!("retry-compensation"),
             &json!("kim"),
-            &json!("the service is mended")
+            &json!("the service is repaired")
         )
     );
     let (_, page) = setup.request(Method::GET, list, None).await;
     assert_eq!(page["items"], json!([]));
     setup.parked_become("CompensationFailed", 0.0).await;
-    assert_eq!(setup.metric(age, "").await, 0.0, "nobody waits");
+    assert_eq!(setup.metric(age, "").await, 0.0, "no operation waits");
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands() {
+async fn a_parked_operation_is_resumed_or_abandoned() {
     let (setup, _process) = up().await;
     setup.put_faults("account", &json!({"refuseRate": 1})).await;
     let mut ids = Vec::new();
@@ -205,7 +205,7 @@ async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands
     assert!(effects.values().all(|times| *times == 1), "{effects:?}");
     assert!(verbs_of(&shown["history"]).contains(&"resubmit".to_owned()));
 
-    let why = json!({"reason": "the customer is gone"});
+    let why = json!({"reason": "the customer left"});
     setup.verb(&ids[1], "abandon", why).await;
     setup
         .eventually("it is abandoned", async || {
@@ -213,6 +213,10 @@ async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands
         })
         .await;
     let (_, page) = setup.request(Method::GET, "/v1/operations", None).await;
-    assert_eq!(page["items"], json!([]), "nothing waits for a person");
-    assert_eq!(setup.balance(&ids[1]).await.0, ["package"], "as it stands");
+    assert_eq!(page["items"], json!([]), "no operation is parked");
+    assert_eq!(
+        setup.balance(&ids[1]).await.0,
+        ["package"],
+        "its effects remain"
+    );
 }

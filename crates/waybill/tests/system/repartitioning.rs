@@ -22,7 +22,7 @@ const CONFIG: &str = "partitions: 2\n\
     scheduler: { lease: 3s, leaseMargin: 300ms }\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partitions_become_more_while_deliveries_and_cancels_flow() {
+async fn partitions_are_added_under_load() {
     const DELIVERIES: usize = 2_000;
     let mut setup = Setup::of_either_kind(CONFIG);
     let mut process = setup.up();
@@ -110,7 +110,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     assert!(again.status.success(), "{again:?}");
     let less = grow(&setup, 12).await;
     let why = String::from_utf8_lossy(&less.stderr).into_owned();
-    assert!(less.stdout.is_empty(), "nothing begins: {less:?}");
+    assert!(less.stdout.is_empty(), "no operation starts: {less:?}");
     assert!(
         why.contains("must be a multiple of 8, such as 16 or 24"),
         "{why}"
@@ -132,7 +132,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flow() {
+async fn partitions_are_removed_and_added_again_under_load() {
     const DELIVERIES: usize = 400;
     const CONFIGURED: u32 = 8;
     let config = CONFIG.replace("partitions: 2", &format!("partitions: {CONFIGURED}"));
@@ -232,7 +232,7 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_grows_continues_when_its_process_is_killed() {
+async fn topics_grow_continues_after_a_restart_of_its_process() {
     let mut setup = Setup::new(CONFIG);
     let process = setup.up();
     setup.ready().await;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use waybill_test_support::process::without_test_variables;
 use waybill_test_support::setup::{Setup, delivery};
 
-use crate::turns::send;
+use crate::fairness::send;
 use crate::{
     PARTITIONS, REPLIES, deliver_all, is_remote, log_end, requests_end, restart, schedulers,
 };
@@ -20,7 +20,7 @@ const CONFIG: &str = "partitions: 4\nscheduler: { lease: 3s, leaseMargin: 300ms 
 const CLIENTS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shards_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
+async fn shards_are_split_and_merged_under_load() {
     const DELIVERIES: usize = 2_000;
     let mut setup = Setup::of_either_kind(CONFIG);
     let mut process = setup.up();
@@ -101,8 +101,8 @@ async fn a_new_store_starts_with_the_configured_shards_and_a_different_number_is
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_waits_is_left_to_the_shards_that_follow() {
-    const CROWD: usize = 300;
+async fn waiting_operations_are_handed_over_to_the_next_shards() {
+    const BACKLOG: usize = 300;
     let config = "partitions: 1\nscheduler: { inFlightMax: 8, lease: 3s, leaseMargin: 300ms }\n";
     let mut setup = Setup::of_either_kind(config);
     let process = setup.up();
@@ -111,11 +111,11 @@ async fn what_only_waits_is_left_to_the_shards_that_follow() {
     let slow = json!({ "latencyMs": 2000 });
     setup.put_faults("drone", &slow).await;
     let request = |index: usize| {
-        let mut input = delivery(&format!("crowd-{index}"), is_remote(index));
+        let mut input = delivery(&format!("backlog-{index}"), is_remote(index));
         input["expedited"] = json!(index.is_multiple_of(3));
         json!({ "workflow": "drone-delivery", "input": input })
     };
-    let ids = send(&setup, (0..CROWD).map(request).collect()).await;
+    let ids = send(&setup, (0..BACKLOG).map(request).collect()).await;
     let waiting = async || setup.metric("waybill_scheduler_waiting_requests", "").await;
     setup
         .eventually("most wait", async || waiting().await > 200.0)

@@ -95,7 +95,7 @@ impl Setup {
         assert_eq!(answer.status(), StatusCode::OK);
     }
 
-    async fn mend_service(&self, service: &str) {
+    async fn restore_service(&self, service: &str) {
         let url = self.url("services", &format!("/faults/{service}"));
         let answer = self.http.delete(url).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
@@ -184,7 +184,7 @@ const REQUESTS: &str = "waybill.operation-requests.v1";
 const PARTITIONS: u32 = 4;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_leads_from_the_client_through_every_part_to_the_services() {
+async fn a_trace_covers_every_part_from_client_to_services() {
     let collector = Collector::start().await;
     let setup = Setup::start(&format!("endpoint: '{}'", collector.endpoint()), "");
     let trace = "0af7651916cd43dd8448eb211c80319c";
@@ -260,7 +260,7 @@ async fn a_trace_leads_from_the_client_through_every_part_to_the_services() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn retries_kills_and_undoing_stay_in_the_trace() {
+async fn retries_restarts_and_undos_stay_in_the_trace() {
     let collector = Collector::start().await;
     let mut setup = Setup::start(&format!("endpoint: '{}'", collector.endpoint()), "");
     setup
@@ -276,7 +276,7 @@ async fn retries_kills_and_undoing_stay_in_the_trace() {
     setup
         .break_service("drone", json!({"refuseRate": 1.0}))
         .await;
-    setup.mend_service("account").await;
+    setup.restore_service("account").await;
     let wanted = |spans: &[Received]| {
         let is_undone = |span: &Received| {
             span.name == "process waybill.package.requests.v1"
@@ -320,7 +320,7 @@ async fn retries_kills_and_undoing_stay_in_the_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_is_exported_whole_or_not_at_all() {
+async fn every_span_of_a_trace_is_exported_or_none() {
     let collector = Collector::start().await;
     let traces = format!("sampleRatio: 0, endpoint: '{}'", collector.endpoint());
     let setup = Setup::start(&traces, "agents: {transport: direct}");
@@ -393,7 +393,7 @@ async fn each_line_of_a_batch_is_a_trace_unless_the_batch_has_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_operation_waits_for_a_collector() {
+async fn a_collector_outage_delays_no_operation() {
     // It accepts connections and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}/v1/traces", silent.local_addr().unwrap());

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_better_depends_on_the_direction_of_the_figure() {
+    fn better_depends_on_the_direction_of_a_figure() {
         assert_eq!(outcome(Better::Higher, 100.0, 110.0), Outcome::Better);
         assert_eq!(outcome(Better::Higher, 100.0, 90.0), Outcome::Worse);
         assert_eq!(outcome(Better::Lower, 100.0, 110.0), Outcome::Worse);
@@ -358,14 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn a_small_difference_is_none() {
+    fn a_small_difference_is_ignored() {
         assert_eq!(outcome(Better::Lower, 100.0, 101.9), Outcome::Same);
         assert_eq!(outcome(Better::Lower, 100.0, 102.1), Outcome::Worse);
         assert_eq!(outcome(Better::Higher, 0.0, 0.0), Outcome::Same);
     }
 
     #[test]
-    fn more_than_zero_has_no_ratio_but_is_better_or_worse() {
+    fn a_figure_against_zero_has_no_ratio() {
         let lost = figure("", Better::Lower, Some(0.0), Some(3.0));
         assert_eq!((lost.ratio(), lost.outcome()), (None, Outcome::Worse));
         assert_eq!(lost.ratio_text(), NONE);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_written_without_a_point() {
+    fn integers_are_written_without_a_decimal_point() {
         let figure = figure("", Better::Lower, Some(57.0), Some(57.25));
         assert_eq!(figure.texts(), ["57", "57.2"]);
         let missing = Figure { a: None, ..figure };
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_and_states_of_one_run_alone_are_shown() {
+    fn processes_and_states_of_only_one_run_are_shown() {
         let a = sample::spike(130, 1.0);
         let mut b = sample::spike(130, 1.0);
         b.processes[1].name = "another".to_owned();

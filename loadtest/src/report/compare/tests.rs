@@ -14,7 +14,7 @@ fn parse_error(json: &str) -> String {
 }
 
 #[test]
-fn a_report_is_read_as_it_was_written() {
+fn a_report_round_trips() {
     let report = sample::report(1.0);
     let json = serde_json::to_string(&report).expect("JSON");
     let read = parse(json.as_bytes()).expect("a report");
@@ -54,7 +54,7 @@ fn reports_without_a_run_in_common_cannot_be_compared() {
 }
 
 #[test]
-fn another_format_is_refused_whatever_the_other_fields_are() {
+fn another_format_is_refused() {
     assert_eq!(
         parse_error(r#"{"format": 2, "else": []}"#),
         "format is 2; only 1 is supported"
@@ -104,7 +104,7 @@ fn the_error_names_the_file() {
 }
 
 #[test]
-fn runs_are_paired_by_scenario_and_system_wherever_they_stand() {
+fn runs_are_paired_by_scenario_and_system() {
     let mut a = sample::report(1.0);
     let mut b = sample::report(1.0);
     b.runs.reverse();
@@ -133,7 +133,7 @@ fn runs_are_paired_by_scenario_and_system_wherever_they_stand() {
 }
 
 #[test]
-fn several_runs_of_the_same_are_paired_one_after_the_other() {
+fn repeated_runs_are_paired_in_order() {
     let mut a = sample::report(1.0);
     a.runs = vec![sample::spike(130, 1.0), sample::spike(130, 1.0)];
     a.runs[1].seed = 8;
@@ -199,7 +199,7 @@ fn the_text_lays_the_figures_side_by_side() {
 }
 
 #[test]
-fn the_text_holds_no_commands_for_a_terminal() {
+fn the_text_contains_no_escape_sequences() {
     let mut a = sample::report(1.0);
     a.runs[0].scenario = "\u{1b}[31mred".to_owned();
     a.machine.cpu = "a\nb".to_owned();

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn external_text_stays_text_everywhere() {
+    fn external_text_is_escaped_everywhere() {
         let mut page = Markup::default();
         let hostile = "</td><script>alert('1' && \"2\")\u{0}</script>";
         page.leaf("td", &[("title", &hostile)], hostile);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_finds_what_is_not_well_formed() {
+    fn the_check_finds_malformed_markup() {
         assert_eq!(
             check_well_formed("<p a=\"1\" b=\"2\">x<br/>&amp;</p>"),
             Ok(())

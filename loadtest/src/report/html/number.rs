@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_have_three_digits_that_count() {
+    fn measures_have_three_significant_digits() {
         let values = [
             0.0,
             0.0004,
@@ -95,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_a_second_is_known_of_no_time() {
+    fn a_rate_over_no_time_is_unknown() {
         assert_eq!(per_second(10, 0.0), None);
         assert_eq!(per_second(10, 4.0), Some(2.5));
     }
 
     #[test]
-    fn plain_numbers_end_with_a_digit_that_counts() {
+    fn plain_numbers_have_no_trailing_zeros() {
         let texts = [130.0, 2.5, 0.125, 100.0, -0.0].map(plain);
         assert_eq!(texts, ["130", "2.5", "0.125", "100", "0"]);
     }

@@ -267,7 +267,7 @@ mod tests {
     use crate::report::html::sample;
 
     #[test]
-    fn no_two_lines_of_a_plot_look_the_same() {
+    fn lines_of_a_plot_are_distinguishable() {
         let mut run = sample::spike(130, 1.0);
         while run.processes.len() < PROCESSES_MAX {
             run.processes.push(sample::process("another", Part::Server));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn strokes_differ_as_long_as_there_are_enough_of_them() {
+    fn strokes_differ_while_enough_exist() {
         let run = sample::spike(130, 1.0);
         for plot in of_run(&run).into_iter().chain(of_pair(&run, &run)) {
             let lines = plot.sources.iter().flat_map(|source| &source.lines);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_subject_is_added_up_apart_from_everything_else() {
+    fn the_subject_is_summed_separately() {
         let run = sample::spike(130, 1.0);
         let of = &run.samples[0].cpu_cores;
         let subject = sum(&run, true, |sample| &sample.cpu_cores)(&run.samples[0]);

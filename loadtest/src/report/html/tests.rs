@@ -20,7 +20,7 @@ fn between<'a>(page: &'a str, from: &str, to: &str) -> &'a str {
 }
 
 #[test]
-fn the_page_is_well_formed_and_has_every_part_once_a_run() {
+fn the_page_is_well_formed_and_has_every_part_of_each_run() {
     let report = sample::report(1.0);
     let page = page(&report);
     assert_eq!(check_well_formed(&page), Ok(()));
@@ -46,7 +46,7 @@ fn the_page_is_well_formed_and_has_every_part_once_a_run() {
 }
 
 #[test]
-fn nothing_is_fetched() {
+fn the_page_loads_nothing() {
     let page = page(&sample::report(1.0)).replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for fetched in [
         "http:", "https:", " src=", "@import", "url(", "<link", "<img",
@@ -89,7 +89,7 @@ fn text_of_a_report_never_becomes_markup() {
 fn the_verdict_and_the_failures_are_shown_with_examples() {
     let page = page(&sample::report(1.0));
     let failed = between(&page, "<section id=\"run-2\"", "<section id=\"run-3\"");
-    for said in [
+    for message in [
         "✗ FAILED",
         "✗ LOST 412",
         "✗ DOUBLE 2",
@@ -98,7 +98,7 @@ fn the_verdict_and_the_failures_are_shown_with_examples() {
         "4f2a6c1b8e04: no final state; nothing in the ledger",
         ", of which 5:",
     ] {
-        assert!(failed.contains(said), "{said}");
+        assert!(failed.contains(message), "{message}");
     }
     assert!(!failed.contains("BALANCED") && !failed.contains("HALF-UNDONE"));
     let good = between(&page, "<section id=\"run-1\"", "<section id=\"run-2\"");
@@ -106,7 +106,7 @@ fn the_verdict_and_the_failures_are_shown_with_examples() {
 }
 
 #[test]
-fn goals_are_met_missed_or_not_measured_in_words() {
+fn goals_are_reported_as_met_missed_or_not_measured() {
     let page = page(&sample::report(1.0));
     let goals = between(&page, "Goals, and how far", "</table>");
     assert_eq!(goals.matches("✓ met").count(), 3, "{goals}");
@@ -124,16 +124,16 @@ fn goals_are_met_missed_or_not_measured_in_words() {
 }
 
 #[test]
-fn a_run_of_which_nothing_is_known_reads_well() {
+fn an_empty_run_is_rendered() {
     let page = page_of(vec![sample::empty()]);
     assert_eq!(check_well_formed(&page), Ok(()));
-    for said in [
+    for message in [
         "No samples were taken",
         "has no phases",
         "No process was watched",
         "not judged",
     ] {
-        assert!(page.contains(said), "{said}");
+        assert!(page.contains(message), "{message}");
     }
     for wrong in ["NaN", "inf", ">-", "<svg"] {
         let body = between(&page, "<body>", "<script>");
@@ -191,7 +191,7 @@ fn a_run_not_followed_to_its_end_has_no_completion_rate() {
 }
 
 #[test]
-fn moments_in_utc_are_written_for_people_and_others_as_they_are() {
+fn utc_times_are_formatted_and_others_unchanged() {
     assert_eq!(
         moment("2026-03-01T08:30:12.345Z"),
         "2026-03-01 08:30:12 UTC"

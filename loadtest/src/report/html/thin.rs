@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_points_each_peak_and_each_dip_is_kept() {
+    fn peaks_and_dips_of_many_points_are_kept() {
         let mut values: Vec<Option<f64>> = (0..6_007).map(|at| Some(f64::from(at % 7))).collect();
         values[3_333] = Some(1_000.0);
         values[5_999] = Some(-5.0);

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_are_added_up_apart() {
+    fn parts_are_summed_separately() {
         let mut run = sample::spike(130, 1.0);
         run.processes.retain(|process| process.part != Part::Server);
         let mut second = sample::process("second", Part::Subject);

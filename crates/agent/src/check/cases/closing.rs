@@ -40,7 +40,7 @@ pub(super) fn late_again(
     Ok(())
 }
 
-/// Compares the expected effects with those that the service reports, if it can be asked.
+/// Compares the expected effects with the service's ledger, if there is one.
 pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
     let Some(ledger) = ledger else {
         let why = "no ledger of the service was given";

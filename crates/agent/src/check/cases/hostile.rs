@@ -1,4 +1,4 @@
-//! Cases with late requests, and with records that no agent can know or read.
+//! Cases with late requests, unknown steps and undecodable records.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ const LATE_BY: [Duration; 3] = [
 /// A step that no agent has.
 const STEP_UNKNOWN: &str = "agent-check-no-such-step";
 
-/// Sends late requests, and waits for requests sent behind them. Whether the late ones were
+/// Sends late requests, and waits for requests sent after them. Whether the late ones were
 /// answered or performed is judged at the end.
 pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckError> {
     let partitions = harness.wire.request_partitions();
@@ -112,7 +112,7 @@ pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> 
     Ok(())
 }
 
-/// Sends records that no agent can read, and requests behind them in the same partition. Returns
+/// Sends records that no agent can read, and requests after them in the same partition. Returns
 /// whether the last of these was answered.
 pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     let partition = PartitionId(0);
@@ -231,10 +231,13 @@ fn fault_of(
     (topic, offset): (&str, Offset),
 ) -> Option<String> {
     if dead_letter.value.as_deref() != Some(record.value.as_slice()) {
-        return Some("is not there with its original bytes".to_owned());
+        return Some("has other bytes on the dead-letter topic".to_owned());
     }
     if dead_letter.partition != record.partition {
-        return Some(format!("is in partition {} there", dead_letter.partition));
+        return Some(format!(
+            "is in partition {} of the dead-letter topic",
+            dead_letter.partition
+        ));
     }
     let header = |name: &str| {
         let found = dead_letter.headers.iter().find(|(other, _)| other == name);

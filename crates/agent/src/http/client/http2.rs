@@ -1,6 +1,6 @@
 //! HTTP/2 with prior knowledge: all exchanges with a service share one connection.
 //!
-//! hyper's client gives each request a task, a channel and a place in a pool. This client needs
+//! hyper's client gives each request a task, a channel and a slot in a pool. This client needs
 //! none of them, because it has one connection, and each request is available with its whole body.
 //! The connection yields to ready tasks before it writes, so that concurrent requests share a
 //! write, and a single one leaves immediately.
@@ -51,40 +51,40 @@ const HEADERS_BYTES_MAX: u32 = 64 * 1024;
 pub(in crate::http) struct Http2 {
     connector: HttpConnector,
     idle_for: Duration,
-    line: Arc<Mutex<Option<Line>>>,
+    connection: Arc<Mutex<Option<OpenConnection>>>,
     /// Held by the request that connects: when the last attempt failed, and why.
     connecting: tokio::sync::Mutex<Option<(Instant, String)>>,
 }
 
 /// An open connection.
 #[derive(Clone, Debug)]
-struct Line {
+struct OpenConnection {
     requests: SendRequest<Bytes>,
-    places: Arc<Places>,
+    slots: Arc<StreamSlots>,
 }
 
 /// The exchanges in flight on a connection.
 #[derive(Debug, Default)]
-struct Places {
+struct StreamSlots {
     taken: AtomicUsize,
     /// Held by the first request that waits; the others queue behind it. Without it, new requests
-    /// would take each freed place, and some would wait until their deadline.
-    turn: tokio::sync::Mutex<()>,
+    /// would take each freed slot, and some would wait until their deadline.
+    next_waiter: tokio::sync::Mutex<()>,
     freed: Notify,
-    /// Whether a place was taken since the last check.
+    /// Whether a slot was taken since the last check.
     used: AtomicBool,
 }
 
-/// The place of one exchange; dropping it frees the place.
+/// The slot of one exchange; dropping it frees the slot.
 #[derive(Debug)]
-struct Place(Arc<Places>);
+struct StreamSlot(Arc<StreamSlots>);
 
 impl Http2 {
     pub(super) fn new(connector: HttpConnector, idle_for: Duration) -> Self {
         Self {
             connector,
             idle_for,
-            line: Arc::default(),
+            connection: Arc::default(),
             connecting: tokio::sync::Mutex::default(),
         }
     }
@@ -104,8 +104,8 @@ impl Http2 {
         }
         let ready = timeout_at(until, self.ready(request.uri()));
         let late = || SendError::Unconnected("no stream became free in time".to_owned());
-        let (mut requests, _place) = ready.await.map_err(|_| late())??;
-        // A place that is freed only at the deadline is too late for this request.
+        let (mut requests, _slot) = ready.await.map_err(|_| late())??;
+        // A slot that is freed only at the deadline is too late for this request.
         if Instant::now() >= until {
             return Err(late());
         }
@@ -121,8 +121,8 @@ impl Http2 {
         Ok(Answer { head, body })
     }
 
-    /// A sender for the request, and the request's place on the connection.
-    async fn ready(&self, uri: &Uri) -> Result<(SendRequest<Bytes>, Place), SendError> {
+    /// A sender for the request, and the request's slot on the connection.
+    async fn ready(&self, uri: &Uri) -> Result<(SendRequest<Bytes>, StreamSlot), SendError> {
         let asked_at = Instant::now();
         if let Some(ready) = self.current_ready().await {
             return Ok(ready);
@@ -138,9 +138,9 @@ impl Http2 {
             return Err(SendError::Unconnected(why.clone()));
         }
         match self.connect(uri.clone()).await {
-            Ok(line) => {
-                *lock(&self.line) = Some(line.clone());
-                let ready = line.ready().await;
+            Ok(connection) => {
+                *lock(&self.connection) = Some(connection.clone());
+                let ready = connection.ready().await;
                 ready.map_err(|error| SendError::Unconnected(chain(&error)))
             }
             Err(why) => {
@@ -150,13 +150,13 @@ impl Http2 {
         }
     }
 
-    /// The current connection with a free place, if it accepts requests.
-    async fn current_ready(&self) -> Option<(SendRequest<Bytes>, Place)> {
-        let line = lock(&self.line).clone()?;
-        line.ready().await.ok()
+    /// The current connection with a free slot, if it accepts requests.
+    async fn current_ready(&self) -> Option<(SendRequest<Bytes>, StreamSlot)> {
+        let connection = lock(&self.connection).clone()?;
+        connection.ready().await.ok()
     }
 
-    async fn connect(&self, uri: Uri) -> Result<Line, String> {
+    async fn connect(&self, uri: Uri) -> Result<OpenConnection, String> {
         let stream = self.connector.clone().call(uri).await;
         let stream = stream.map_err(|error| chain(&error))?;
         let handshake = Builder::new()
@@ -166,36 +166,36 @@ impl Http2 {
             .max_header_list_size(HEADERS_BYTES_MAX)
             .handshake(stream.into_inner());
         let (requests, mut connection) = handshake.await.map_err(|error| chain(&error))?;
-        let line = Line {
+        let opened = OpenConnection {
             requests,
-            places: Arc::default(),
+            slots: Arc::default(),
         };
         let watch = watch(connection.ping_pong());
-        let places = Arc::clone(&line.places);
-        let let_go = let_go_idle(places, Arc::downgrade(&self.line), self.idle_for);
+        let slots = Arc::clone(&opened.slots);
+        let closing = close_idle(slots, Arc::downgrade(&self.connection), self.idle_for);
         tokio::spawn(async move {
             tokio::select! {
                 () = serve(connection) => {}
                 () = watch => {}
-                () = let_go => {}
+                () = closing => {}
             }
         });
-        Ok(line)
+        Ok(opened)
     }
 }
 
-impl Line {
-    /// Waits for a free place. Fails if the connection accepts no more requests.
-    async fn ready(self) -> Result<(SendRequest<Bytes>, Place), h2::Error> {
-        let place = self.places.take(&self.requests).await;
+impl OpenConnection {
+    /// Waits for a free slot. Fails if the connection accepts no more requests.
+    async fn ready(self) -> Result<(SendRequest<Bytes>, StreamSlot), h2::Error> {
+        let slot = self.slots.take(&self.requests).await;
         let requests = self.requests.ready().await?;
-        Ok((requests, place))
+        Ok((requests, slot))
     }
 }
 
-impl Places {
-    async fn take(self: Arc<Self>, requests: &SendRequest<Bytes>) -> Place {
-        let turn = self.turn.lock().await;
+impl StreamSlots {
+    async fn take(self: Arc<Self>, requests: &SendRequest<Bytes>) -> StreamSlot {
+        let next_waiter = self.next_waiter.lock().await;
         loop {
             let max = requests.current_max_send_streams();
             let next = |taken| (taken < max).then_some(taken + 1);
@@ -204,8 +204,8 @@ impl Places {
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
             if taken.is_ok() {
                 self.used.store(true, Ordering::Relaxed);
-                drop(turn);
-                return Place(self);
+                drop(next_waiter);
+                return StreamSlot(self);
             }
             // The service may raise its limit meanwhile, without a notification.
             _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
@@ -213,7 +213,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::AcqRel);
         self.0.freed.notify_one();
@@ -252,14 +252,18 @@ async fn watch(pings: Option<PingPong>) {
 
 /// Closes a connection that was idle for `idle_for`, or at least half of that, by dropping its last
 /// sender.
-async fn let_go_idle(places: Arc<Places>, line: Weak<Mutex<Option<Line>>>, idle_for: Duration) {
+async fn close_idle(
+    slots: Arc<StreamSlots>,
+    connection: Weak<Mutex<Option<OpenConnection>>>,
+    idle_for: Duration,
+) {
     loop {
         sleep((idle_for / 2).max(IDLE_LOOK_MIN)).await;
-        if places.taken.load(Ordering::Acquire) > 0 || places.used.swap(false, Ordering::Relaxed) {
+        if slots.taken.load(Ordering::Acquire) > 0 || slots.used.swap(false, Ordering::Relaxed) {
             continue;
         }
-        if let Some(line) = line.upgrade() {
-            lock(&line).take_if(|line| Arc::ptr_eq(&line.places, &places));
+        if let Some(connection) = connection.upgrade() {
+            lock(&connection).take_if(|connection| Arc::ptr_eq(&connection.slots, &slots));
         }
         return std::future::pending().await;
     }

@@ -173,7 +173,7 @@ async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
 }
 
 #[tokio::test]
-async fn a_service_that_is_given_too_little_time_is_not_taken_for_one_that_fails() {
+async fn a_service_with_too_little_time_does_not_count_as_failing() {
     let waited = Duration::from_secs(5);
     let busy = after_silence(waited, true).await;
     assert_eq!(kind_and_code(&busy).0, "success");

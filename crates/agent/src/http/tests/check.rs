@@ -80,17 +80,20 @@ fn changed(text: &str, from: &str, to: &str) -> String {
 /// The error for an agent's file after one change, without the name of the workflow.
 fn refusal(workflow: &str, agents: &str) -> String {
     let error = check(workflow, agents).expect_err(agents);
-    assert!(matches!(error, LoadError::Unfit { .. }), "{error:?}");
+    assert!(
+        matches!(error, LoadError::UnmetRequirement { .. }),
+        "{error:?}"
+    );
     chain(&error).replace(" of workflow \"order\", version 2", "")
 }
 
 #[test]
-fn agents_that_do_all_that_a_workflow_asks_fit_it() {
+fn agents_that_support_every_step_are_accepted() {
     check(WORKFLOW, AGENTS).unwrap();
 }
 
 #[test]
-fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_declares_them() {
+fn tombstones_must_be_declared_by_the_agent_of_the_step() {
     let counts_on_it = changed(
         WORKFLOW,
         "compensation: { agent: returns,",
@@ -121,7 +124,7 @@ fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_d
 }
 
 #[test]
-fn a_request_that_a_step_needs_has_to_be_there() {
+fn a_missing_request_of_a_step_is_refused() {
     for (from, to, expected) in [
         (
             "        pay:\n",
@@ -240,10 +243,10 @@ fn values_kept_by_agents_of_other_files_are_not_checked() {
 fn a_request_that_cannot_be_loaded_is_named_with_its_agent() {
     let agents = changed(AGENTS, "/look }", "'/{{nothing}}' }");
     let error = check(WORKFLOW, &agents).unwrap_err();
-    let said = chain(&error);
+    let message = chain(&error);
     assert!(
-        said.starts_with(r#"agent "book" cannot be loaded: `steps.look.path`"#),
-        "{said}"
+        message.starts_with(r#"agent "book" cannot be loaded: `steps.look.path`"#),
+        "{message}"
     );
 }
 

@@ -38,7 +38,7 @@ async fn a_step_is_one_request_with_key_deadline_and_trace() {
 }
 
 #[tokio::test]
-async fn a_step_of_its_own_has_a_request_of_its_own() {
+async fn each_step_has_its_own_request_and_an_unknown_step_fails() {
     let service = Service::start().await;
     let agent = agent(
         &service.url,
@@ -106,7 +106,7 @@ async fn statuses_are_classified_as_configured() {
 }
 
 #[tokio::test]
-async fn the_services_words_reach_the_error_message() {
+async fn the_error_message_contains_the_answer_of_the_service() {
     let service = Service::start().await;
     let agent = agent(&service.url, PUT);
     service.answers(|_| json(422, r#"{"title": "no", "detail": "the size is odd"}"#));

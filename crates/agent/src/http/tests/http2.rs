@@ -167,7 +167,7 @@ async fn a_request_without_a_free_stream_in_time_is_never_sent() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_for_a_stream_take_turns() {
+async fn requests_get_free_streams_in_order() {
     const CALLS: usize = 60;
     const CALLERS: usize = 3;
     let (listener, agent) = listen().await;

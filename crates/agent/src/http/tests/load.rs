@@ -90,8 +90,8 @@ fn invalid_agents_are_refused_at_load() {
         ),
     ] {
         let error = load(&yaml, "http://127.0.0.1:1").expect_err(&yaml);
-        let said = chain(&error);
-        assert!(said.contains(expected), "{yaml}\n{said}");
+        let message = chain(&error);
+        assert!(message.contains(expected), "{yaml}\n{message}");
     }
 }
 

@@ -18,7 +18,7 @@ request:
 ";
 
 #[tokio::test]
-async fn an_undo_and_a_probe_go_where_the_step_went_under_its_key_and_say_no_more() {
+async fn undo_and_probe_use_the_url_and_key_of_their_step() {
     let service = Service::start().await;
     let agent = agent(
         &service.url,
@@ -55,7 +55,7 @@ async fn an_undo_and_a_probe_go_where_the_step_went_under_its_key_and_say_no_mor
 }
 
 #[tokio::test]
-async fn an_undo_may_have_a_path_headers_and_a_body_made_of_what_the_step_produced() {
+async fn the_outputs_of_a_step_fill_path_headers_and_body_of_its_undo() {
     let service = Service::start().await;
     let agent = agent(&service.url, ALL_SAID);
     let operation: OperationId = "0197a6b0-1234-7000-8000-000000000001".parse().unwrap();
@@ -122,7 +122,7 @@ async fn an_undo_succeeds_even_without_an_effect() {
 }
 
 #[tokio::test]
-async fn a_probe_says_what_the_step_produced_or_that_it_was_not_performed() {
+async fn a_probe_returns_the_outputs_or_not_performed() {
     let service = Service::start().await;
     let agent = agent(
         &service.url,
@@ -151,7 +151,7 @@ async fn a_probe_says_what_the_step_produced_or_that_it_was_not_performed() {
 }
 
 #[tokio::test]
-async fn the_statuses_of_absence_can_be_chosen_and_concern_no_step_that_is_performed() {
+async fn absence_statuses_are_configurable_and_do_not_apply_to_runs() {
     let service = Service::start().await;
     let defaults = agent(&service.url, WITH_INVERSES);
     service.answers(|_| json(404, ""));

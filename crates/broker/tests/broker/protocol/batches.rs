@@ -9,7 +9,7 @@ use super::*;
 use crate::common::*;
 
 #[tokio::test]
-async fn a_batch_is_kept_as_it_was_sent_but_for_its_offset_and_epoch() {
+async fn a_batch_is_stored_unchanged_except_for_offset_and_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -26,7 +26,7 @@ async fn a_batch_is_kept_as_it_was_sent_but_for_its_offset_and_epoch() {
 }
 
 #[tokio::test]
-async fn batches_that_are_damaged_old_or_too_large_are_refused_by_their_own_error() {
+async fn damaged_old_and_too_large_batches_have_distinct_errors() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

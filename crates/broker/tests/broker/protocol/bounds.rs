@@ -23,7 +23,7 @@ fn uses(stats: &Stats) -> [(u64, u64); 5] {
 }
 
 #[tokio::test]
-async fn the_use_of_each_bound_is_shown_beside_it() {
+async fn each_bound_has_a_metric_of_its_use() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {
         config.buffer_bytes_max = 40 << 20;
@@ -83,7 +83,7 @@ fn join_group(group: &str) -> JoinGroupRequest {
 }
 
 #[tokio::test]
-async fn the_memory_of_buffers_is_the_most_since_the_last_look() {
+async fn buffer_memory_is_the_maximum_since_the_last_reading() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -129,7 +129,7 @@ async fn kept(dir: &Path, count: usize) -> Vec<(i64, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_repair_drops_what_is_damaged_keeps_its_bytes_and_everything_else() {
+async fn a_repair_removes_damaged_batches_only_and_keeps_their_bytes() {
     let settings = [("flush.messages", "1"), ("segment.bytes", "2000")];
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), &settings, 30).await;
@@ -185,11 +185,11 @@ async fn a_repair_of_a_truncated_log_never_reuses_its_offsets() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(20 * batch_bytes() as u64 + 7).unwrap();
     let found = repair_logs(dir.path(), None, None, true).unwrap();
-    let told: Vec<_> = found
+    let reported: Vec<_> = found
         .iter()
         .map(|repair| (repair.first_offset, repair.records, repair.bytes))
         .collect();
-    assert_eq!(told, [(20, 10, 7)]);
+    assert_eq!(reported, [(20, 10, 7)]);
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
     let locked = repair_logs(dir.path(), None, None, true).unwrap_err();
@@ -201,7 +201,7 @@ async fn a_repair_of_a_truncated_log_never_reuses_its_offsets() {
 }
 
 #[tokio::test]
-async fn a_dry_run_of_a_repair_makes_nothing_where_a_log_is_missing() {
+async fn a_dry_run_of_a_repair_creates_nothing() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), &SYNCED, 30).await;
     let logs = dir.path().join("logs/t");
@@ -216,11 +216,11 @@ async fn a_dry_run_of_a_repair_makes_nothing_where_a_log_is_missing() {
             fs::remove_file(&missing).unwrap();
         }
         let found = repair_logs(dir.path(), None, None, false).unwrap();
-        let told: Vec<_> = found
+        let reported: Vec<_> = found
             .iter()
             .map(|repair| (repair.first_offset, repair.records, repair.bytes))
             .collect();
-        assert_eq!(told, [(0, 30, 0)]);
+        assert_eq!(reported, [(0, 30, 0)]);
         assert!(!missing.exists(), "{} is made", missing.display());
     }
     repair_logs(dir.path(), None, None, true).unwrap();
@@ -269,11 +269,11 @@ async fn a_repair_keeps_valid_batches_after_a_damaged_one_with_false_headers() {
     );
 
     let found = repair_logs(dir.path(), None, None, true).unwrap();
-    let told: Vec<_> = found
+    let reported: Vec<_> = found
         .iter()
         .map(|repair| (repair.first_offset, repair.records))
         .collect();
-    assert_eq!(told, [(3, 1)]);
+    assert_eq!(reported, [(3, 1)]);
     let offsets: Vec<_> = kept(dir.path(), 6)
         .await
         .into_iter()
@@ -338,7 +338,7 @@ async fn a_batch_that_is_damaged_on_disk_is_answered_with_an_error_and_counted_o
         let answer = fetch(&mut wire, "t", first).await;
         let records = answer.records.unwrap();
         assert_eq!(answer.error_code, 0);
-        assert_eq!(records.len(), batch_bytes(), "what is before it is served");
+        assert_eq!(records.len(), batch_bytes(), "records before it are served");
         for offset in [bad, bad] {
             let answer = fetch(&mut wire, "t", offset).await;
             assert_eq!(
@@ -432,7 +432,7 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_records_takes_nothing_offline_and_ends_by_itself() {
+async fn a_full_disk_refuses_records_and_recovers_without_a_restart() {
     let Some(disk) = SmallDisk::mount(8) else {
         return;
     };
@@ -476,7 +476,7 @@ async fn a_full_disk_refuses_records_takes_nothing_offline_and_ends_by_itself() 
 }
 
 #[tokio::test]
-async fn offsets_are_committed_and_topics_made_again_once_a_full_disk_has_room() {
+async fn commits_and_topic_creation_resume_after_a_full_disk() {
     let Some(disk) = SmallDisk::mount(8) else {
         return;
     };

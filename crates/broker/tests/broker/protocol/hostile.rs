@@ -10,7 +10,7 @@ use super::*;
 use crate::common::*;
 
 #[tokio::test]
-async fn frames_beyond_their_limits_are_closed_and_idle_connections_keep_nobody_out() {
+async fn oversized_frames_are_refused_and_idle_connections_block_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {
         config.connections_max = 3;
@@ -76,7 +76,7 @@ async fn an_idle_connection_is_closed_and_one_that_waits_for_records_is_not() {
 }
 
 #[tokio::test]
-async fn a_connection_that_never_sends_is_closed_long_before_one_that_has() {
+async fn a_silent_connection_is_closed_before_an_idle_one() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {
         config.stall_timeout = Duration::from_millis(300);
@@ -100,7 +100,7 @@ fn halves() -> (Vec<u8>, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_connection_in_the_middle_of_a_request_keeps_its_place() {
+async fn a_connection_with_a_partial_request_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| config.connections_max = 2).await;
     let mut sending = Wire::connect(broker.address()).await;
@@ -108,7 +108,7 @@ async fn a_connection_in_the_middle_of_a_request_keeps_its_place() {
     let (first, rest) = halves();
     let received = broker.stats().received_bytes;
     sending.stream.write_all(&first).await.unwrap();
-    until("one half is there", async || {
+    until("half of the request arrived", async || {
         broker.stats().received_bytes == received + first.len() as u64
     })
     .await;
@@ -124,7 +124,7 @@ async fn a_connection_in_the_middle_of_a_request_keeps_its_place() {
 }
 
 #[tokio::test]
-async fn half_a_request_holds_a_place_no_longer_than_a_request_may_take() {
+async fn a_partial_request_holds_a_connection_for_a_bounded_time() {
     // The length alone, cut; half a request.
     for sent in [vec![0; 3], halves().0] {
         for is_wanted in [false, true] {
@@ -172,7 +172,7 @@ fn long_fetch(topic: &str, partitions: i32, times: usize) -> FetchRequest {
 }
 
 #[tokio::test]
-async fn long_fetches_that_wait_keep_no_memory_that_other_requests_need() {
+async fn waiting_fetches_hold_no_memory_that_other_requests_need() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut other = Wire::connect(broker.address()).await;
@@ -228,7 +228,7 @@ impl Numbers {
 }
 
 #[tokio::test]
-async fn random_cut_and_changed_frames_end_their_connection_and_nothing_else() {
+async fn malformed_frames_end_only_their_connection() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {
         config.stall_timeout = Duration::from_secs(1)
@@ -318,7 +318,7 @@ pub fn frame_of<R: kafka_protocol::protocol::Request>(version: i16, request: &R)
 }
 
 #[tokio::test]
-async fn requests_that_drip_keep_nobody_out() {
+async fn slow_requests_block_no_other_client() {
     const CONNECTIONS: usize = 8;
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| config.connections_max = CONNECTIONS).await;
@@ -341,7 +341,7 @@ async fn requests_that_drip_keep_nobody_out() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    until("all places are taken", async || {
+    until("all connections are used", async || {
         broker.stats().connections == CONNECTIONS as u64
     })
     .await;

@@ -51,7 +51,7 @@ async fn retention_deletes_closed_segments_by_size_and_by_age() {
     for n in 0..10_u8 {
         wire.produce("age", &plain(&[n])).await;
     }
-    until("all is gone", async || {
+    until("all records were deleted", async || {
         offset_at(&mut wire, "age", -2).await == 10
     })
     .await;
@@ -180,7 +180,7 @@ async fn a_topic_at_its_disk_bound_refuses_records_for_good_and_deletes_nothing(
 }
 
 #[tokio::test]
-async fn while_the_disk_is_low_topics_that_say_so_refuse_records_and_others_go_on() {
+async fn topics_refuse_records_on_a_low_disk_only_if_configured() {
     let dir = tempfile::tempdir().unwrap();
     let low = Arc::new(AtomicBool::new(false));
     let broker = broker_with(dir.path(), |config| config.low_on_disk = Arc::clone(&low)).await;
@@ -205,7 +205,7 @@ async fn while_the_disk_is_low_topics_that_say_so_refuse_records_and_others_go_o
 }
 
 #[tokio::test]
-async fn a_changed_setting_takes_effect_and_is_kept() {
+async fn a_changed_setting_takes_effect_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -256,7 +256,7 @@ async fn a_second_broker_on_the_same_directory_is_refused() {
 }
 
 #[tokio::test]
-async fn a_partition_whose_disk_fails_goes_offline_and_acknowledges_nothing_more() {
+async fn a_partition_whose_disk_fails_goes_offline() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -283,7 +283,7 @@ async fn a_partition_whose_disk_fails_goes_offline_and_acknowledges_nothing_more
     assert_eq!(
         wire.produce("kept", &plain(b"x")).await.error_code,
         0,
-        "others go on"
+        "other topics accept records"
     );
     assert!(broker.shutdown().await);
 }

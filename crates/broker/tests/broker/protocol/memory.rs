@@ -66,7 +66,7 @@ async fn assert_is_served(broker: &Broker, topic: &str) {
 }
 
 #[tokio::test]
-async fn a_request_that_is_announced_and_not_sent_holds_no_memory() {
+async fn an_announced_request_holds_no_memory_before_it_arrives() {
     let dir = tempfile::tempdir().unwrap();
     let broker = small_broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -101,7 +101,7 @@ async fn requests_that_stop_halfway_make_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_request_that_drips_does_not_keep_memory_that_others_need() {
+async fn a_slow_request_holds_no_memory_that_others_need() {
     let dir = tempfile::tempdir().unwrap();
     let broker = small_broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -9,7 +9,7 @@ use super::*;
 use crate::common::*;
 
 #[tokio::test]
-async fn versions_that_are_too_new_get_the_protocols_own_error() {
+async fn unsupported_versions_get_the_error_of_the_protocol() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -47,9 +47,7 @@ impl Run {
             self.judge_operators(&row);
         }
         if self.store.rows().count() != accepted.len() {
-            self.fail(Rule::Contract, None, || {
-                "rows that nobody asked for".to_owned()
-            });
+            self.fail(Rule::Contract, None, || "rows without a request".to_owned());
         }
         self.judge_stats();
     }
@@ -78,9 +76,9 @@ impl Run {
             self.fail(Rule::NotAnnounced, id, || format!("{state:?}"));
         }
         let has_an_owner = !row.created.notify.is_empty();
-        let told = self.judge.notices.get(&event("owner", state.sequence));
-        if has_an_owner && told.is_none_or(|notice| notice.state != state.state) {
-            self.fail(Rule::OwnerNotTold, id, || format!("{state:?}"));
+        let notice = self.judge.notices.get(&event("owner", state.sequence));
+        if has_an_owner && notice.is_none_or(|notice| notice.state != state.state) {
+            self.fail(Rule::OwnerNotNotified, id, || format!("{state:?}"));
         }
         let failed = event("failed", state.failed_count);
         if state.error.is_some() && !self.judge.failed.contains_key(&failed) {
@@ -131,14 +129,14 @@ impl Run {
 
     fn judge_processed(&mut self, row: &OperationRow, workflow: &Workflow) {
         for (index, progress) in row.state.steps.iter().enumerate() {
-            let stands = self.services.stands(row.id, index);
+            let exists = self.services.exists(row.id, index);
             let has_effect = workflow.steps()[index].undo != Undo::Nothing;
             let should = progress.state == StepState::Completed && has_effect;
             let is_right = matches!(progress.state, StepState::Completed | StepState::Skipped)
-                && stands == should;
+                && exists == should;
             if !is_right {
                 self.fail(Rule::WrongEffects, row.id, || {
-                    format!("step {index}, whose effect stands: {stands}, is {progress:?}")
+                    format!("step {index}, whose effect exists: {exists}, is {progress:?}")
                 });
             }
         }
@@ -153,7 +151,7 @@ impl Run {
             let is_excused = workflow.steps()[effect.step].undo == Undo::Impossible
                 && effect.has_copies
                 && !is_known;
-            effect.stands && !is_excused
+            effect.exists && !is_excused
         });
         if let Some(step) = standing.map(|effect| effect.step) {
             let state = row.state.clone();
@@ -237,7 +235,7 @@ impl Run {
         }
         if unknown_replies > 0 {
             self.fail(Rule::Contract, None, || {
-                "an agent was asked about an operation that has no row".to_owned()
+                "an agent got a request for an operation without a row".to_owned()
             });
         }
     }

@@ -96,8 +96,8 @@ impl Run {
         let (id, state) = (new.id, &new.state);
         self.judge.intents.extend(intents(id, state));
         if state.state.is_final() {
-            let told = (id, state.sequence, state.state.as_str());
-            self.judge.finals.insert(told);
+            let notice = (id, state.sequence, state.state.as_str());
+            self.judge.finals.insert(notice);
         }
         if state.failed_count > 0 {
             self.judge.failures.insert((id, state.failed_count));

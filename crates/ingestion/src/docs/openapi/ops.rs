@@ -149,7 +149,7 @@ fn asking(verb: Verb) -> OperationBuilder {
             "For an operation in CompensationFailed.",
         ),
         Verb::Undone => (
-            "sayUndone",
+            "recordUndone",
             "Record that an operator undid a step",
             "For a step that is being undone, or could not be undone. If the step is already \
              undone, the operation is returned unchanged.",

@@ -115,7 +115,7 @@ fn every_operation_but_the_documents_names_its_scope_and_how_it_refuses() {
 }
 
 #[test]
-fn every_reference_leads_somewhere() {
+fn every_reference_resolves() {
     fn references(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(object) => {
@@ -157,7 +157,7 @@ fn every_body_and_answer_has_an_example() {
 }
 
 #[test]
-fn the_examples_of_requests_are_good_requests() {
+fn the_request_examples_are_valid() {
     waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
     let fields = operation_request();
     for name in operation_example().as_object().unwrap().keys() {

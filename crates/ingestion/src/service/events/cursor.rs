@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_sent_once_each_in_the_order_of_their_changes_and_the_end_comes_last() {
+    fn each_step_event_is_sent_once_in_order_and_the_end_last() {
         let mut cursor = EventCursor::default();
         let mut row = row(ProcessState::Processing, &["a", "b"]);
         row.state.steps = vec![
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_resumed_goes_on_where_it_was() {
+    fn a_resumed_stream_continues_at_its_position() {
         let mut row = row(ProcessState::Compensating, &["a", "b"]);
         row.state.steps = vec![
             step(StepState::Compensating, 2, 3),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_a_letter_of_its_own_and_reads_back() {
+    fn every_step_state_round_trips() {
         let cursor = EventCursor {
             state: Some(ProcessState::Cancelled),
             steps: LETTERS.iter().map(|(state, _)| (*state, 12)).collect(),
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_event_id() {
+    fn an_invalid_event_id_is_refused() {
         let long = format!("1.{}", "N0".repeat(STEPS_MAX + 1));
         for bad in [
             "",

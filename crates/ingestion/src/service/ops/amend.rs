@@ -27,7 +27,7 @@ use crate::service::{
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
 use crate::verb::Verb;
-use crate::view::{DeliveryView, KnownView, OperationView, VerbAcceptedView};
+use crate::view::{DeliveryView, OperationIdsView, OperationView, VerbAcceptedView};
 use crate::what_next;
 
 /// The operation to amend, as far as it is known.
@@ -235,7 +235,7 @@ impl Api {
                 }
             }
         } else {
-            json(StatusCode::OK, &KnownView::of_row(row))
+            json(StatusCode::OK, &OperationIdsView::of_row(row))
         };
         set(
             &mut reply,
@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_id_that_its_caller_may_still_use_keeps_a_place() {
+    fn only_a_callers_own_id_can_be_cancelled_before_its_create() {
         let place = Amended::absent("order-17", "acme").unwrap();
         assert_eq!(place.id, OperationId::of_caller("acme", "order-17"));
         assert_eq!(place.caller_id.as_deref(), Some("order-17"));
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_time_must_fit_the_one_that_stays() {
+    fn a_changed_time_must_be_consistent_with_the_other() {
         let request = r#"{"ownerId": "o", "pickupLocation": "a", "dropOffLocation": "b",
             "pickupTime": "2030-05-08T20:00:00Z", "deadline": "2030-05-08T22:00:00Z",
             "packageInfo": {"packageId": "p", "size": "Small"}}"#;

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_says_who_and_why_and_without_one_it_is_an_operator() {
+    fn the_body_names_requester_and_reason() {
         let verb_body = read(
             Verb::Undone,
             r#"{"reason": " by hand ", "by": "kim", "step": "drone"}"#,
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_says_who_asks_and_must_agree_with_the_body() {
+    fn the_header_names_the_requester_and_must_agree_with_the_body() {
         let mut headers = HeaderMap::new();
         headers.insert("waybill-operator", HeaderValue::from_static("kim"));
         let read =

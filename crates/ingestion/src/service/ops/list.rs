@@ -11,8 +11,8 @@
 //! A cursor does not reveal to a caller of one tenant which operations of other tenants were
 //! skipped.
 
+mod admission;
 mod cursor;
-mod turns;
 
 use std::collections::HashSet;
 
@@ -29,7 +29,7 @@ use self::cursor::{ShownCursor, of_text, to_text};
 use crate::service::{Api, OF_LIST, QueryErrors, Reply, json, pairs, set_static};
 use crate::view::{ItemView, ListView, PAGE_ITEMS_MAX, UNREADABLE};
 
-pub use self::turns::Lists;
+pub use self::admission::ListAdmission;
 
 /// The default number of items on a page.
 const PAGE_ITEMS: usize = 100;
@@ -47,7 +47,7 @@ impl Api {
             mut cursor,
             limit,
         } = Asked::read(query, now, caller.tenants())?;
-        let mut turn = self.lists.turn(caller.tenants()).await?;
+        let mut permit = self.lists.admit(caller.tenants()).await?;
         let mut shown = ShownCursor::new(caller.tenants(), cursor);
         let mut page = Page {
             items: Vec::new(),
@@ -85,7 +85,7 @@ impl Api {
                 }
                 Some(next) => cursor = next,
             }
-            turn.pause().await;
+            permit.pause().await;
         };
         let view = ListView {
             items: page.items,
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unlisted_state_is_refused_with_the_listed_ones() {
+    fn a_state_that_is_not_listed_is_refused() {
         for state in ["Pending", "Processed", "Cancelled"] {
             let query = format!("state=Error,{state}");
             let problem = Asked::read(Some(&query), Timestamp(0), &Tenants::All).unwrap_err();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_selects_what_is_listed_and_from_where() {
+    fn a_query_selects_filter_and_start() {
         let now = Timestamp(100_000_000);
         let query = "state=Error,CompensationFailed&olderThan=40s&order=newest&limit=7&step=a%2Bb";
         let asked = Asked::read(Some(query), now, &Tenants::All).unwrap();

@@ -50,7 +50,7 @@ fn poll_for(member: &mut Member, time: Duration) {
 }
 
 #[test]
-fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
+fn a_member_stops_only_the_partition_with_a_damaged_batch() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -69,7 +69,7 @@ fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
 
 /// Behind a damaged batch, librdkafka has prefetched the next one already.
 #[test]
-fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
+fn a_member_that_cannot_search_for_damage_does_not_skip_it() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -97,7 +97,7 @@ fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
 }
 
 #[test]
-fn a_damaged_partition_is_tried_again_and_nothing_before_the_damage_is_read_twice() {
+fn a_damaged_partition_is_retried_without_reading_twice() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 1);
     send_three(&fixture.producer(), &topic, 0);
@@ -114,7 +114,7 @@ fn a_damaged_partition_is_tried_again_and_nothing_before_the_damage_is_read_twic
 }
 
 #[test]
-fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
+fn two_damaged_partitions_are_both_retried() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -136,7 +136,7 @@ fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
 
 /// Its new owner reads again the records that the old one did not have committed.
 #[test]
-fn a_damaged_partition_that_was_given_up_and_comes_back_is_read_from_the_committed_offset() {
+fn a_reassigned_damaged_partition_is_read_from_the_committed_offset() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -162,7 +162,7 @@ fn a_damaged_partition_that_was_given_up_and_comes_back_is_read_from_the_committ
 }
 
 #[test]
-fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damage_again() {
+fn a_member_that_releases_held_records_does_not_repeat_the_damage_search() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -237,7 +237,7 @@ fn a_record_undecodable_twice_goes_to_the_handler_and_reading_continues() {
 
 /// No record behind it has been read when the client searches for damage elsewhere.
 #[test]
-fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_from_before() {
+fn a_skipped_partition_is_not_rewound() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -341,7 +341,7 @@ fn errors_about_undecodable_records(takes_undecodable: bool) -> Vec<String> {
 }
 
 #[test]
-fn a_member_that_passes_over_no_undecodable_records_logs_each_time_that_it_stopped() {
+fn a_member_that_skips_nothing_logs_each_stop() {
     for line in errors_about_undecodable_records(false) {
         assert!(line.contains("stopped reading the partition"), "{line}");
         assert!(line.contains("again_after_s=4"), "{line}");
@@ -349,7 +349,7 @@ fn a_member_that_passes_over_no_undecodable_records_logs_each_time_that_it_stopp
 }
 
 #[test]
-fn a_member_logs_that_it_passed_over_undecodable_records_once_it_did() {
+fn a_member_logs_skipped_records() {
     let lines = errors_about_undecodable_records(true);
     assert!(
         lines[0].contains("stopped reading the partition"),

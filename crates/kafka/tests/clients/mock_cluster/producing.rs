@@ -66,7 +66,7 @@ fn a_record_that_the_broker_refuses_is_refused() {
 }
 
 #[test]
-fn a_producer_goes_on_after_an_error_that_is_fatal_to_librdkafka() {
+fn a_producer_recovers_from_a_fatal_librdkafka_error() {
     let (cluster, settings) = cluster("t", 1);
     let producer = OneProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     let record = OutRecord::new("t", PartitionId(0), b"k", b"v");

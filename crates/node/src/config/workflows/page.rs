@@ -78,12 +78,12 @@ fn keys_stand_on_the_page<T: DeserializeOwned>(heading: &str, required: &Value) 
     let keys: Vec<_> = table.keys().cloned().collect();
     assert_eq!(keys, known::<T>(json!({"no-key": 1})), "{heading}");
 
-    let said = table.iter().filter(|(_, row)| row.default == "required");
-    let said: Vec<&str> = said.map(|(key, _)| key.as_str()).collect();
+    let marked = table.iter().filter(|(_, row)| row.default == "required");
+    let marked: Vec<&str> = marked.map(|(key, _)| key.as_str()).collect();
     let required = required.as_object().unwrap();
     let mut needed: Vec<&str> = required.keys().map(String::as_str).collect();
     needed.sort_unstable();
-    assert_eq!(said, needed, "{heading}");
+    assert_eq!(marked, needed, "{heading}");
     let is_taken =
         |keys: &Map<String, Value>| serde_json::from_value::<T>(keys.clone().into()).is_ok();
     assert!(is_taken(required), "{heading}");
@@ -95,7 +95,7 @@ fn keys_stand_on_the_page<T: DeserializeOwned>(heading: &str, required: &Value) 
 }
 
 #[test]
-fn every_key_stands_on_the_page_and_is_required_where_it_says_so() {
+fn every_key_is_on_the_page_and_required_keys_are_marked() {
     let step = json!({"name": "s", "agent": "a"});
     let workflow = json!({"name": "w", "version": 1, "steps": [step]});
     keys_stand_on_the_page::<WorkflowDefinition>("The workflow", &workflow);
@@ -126,11 +126,11 @@ fn the_defaults_on_the_page_are_those_that_apply() {
     }
     assert!(held > 12, "{held}");
 
-    let said = &table("`retry`")["maxAttempts"].default;
+    let documented = &table("`retry`")["maxAttempts"].default;
     let step = StepDefinition::max_attempts_default();
     let compensation = CompensationDefinition::max_attempts_default();
     assert_eq!(
-        said,
+        documented,
         &format!("{step} for a step, {compensation} for a compensation")
     );
 }
@@ -144,14 +144,14 @@ fn the_values_that_keys_may_have_are_all_on_the_page() {
         ("The workflow", "cancel", known::<CancelPolicy>(other())),
         ("A step", "kind", known::<StepKind>(other())),
     ] {
-        let mut said = in_backticks(&table(place)[key].kind);
-        said.sort();
-        assert_eq!(said, known, "{place}: {key}");
+        let mut documented = in_backticks(&table(place)[key].kind);
+        documented.sort();
+        assert_eq!(documented, known, "{place}: {key}");
     }
 }
 
 #[test]
-fn the_workflow_on_the_page_can_work() {
+fn the_workflow_on_the_page_is_valid() {
     let (_, block) = PAGE.split_once("```yaml\n").unwrap();
     let (block, _) = block.split_once("```").unwrap();
     super::compile("docs/workflows.md", block).unwrap();

@@ -11,7 +11,7 @@ fn a_rate_is_a_number_of_dead_letters_a_second() {
 }
 
 #[test]
-fn no_more_than_a_seconds_worth_of_dead_letters_is_unacknowledged() {
+fn at_most_one_second_of_dead_letters_is_unacknowledged() {
     let batch = |rate: &str| batch_max(Some(rate.parse().unwrap()));
     assert_eq!(batch("3/s"), 3);
     assert_eq!(batch("5000/s"), BATCH_MAX);
@@ -19,7 +19,7 @@ fn no_more_than_a_seconds_worth_of_dead_letters_is_unacknowledged() {
 }
 
 #[test]
-fn a_replays_own_mark_takes_the_place_of_an_older_one() {
+fn the_replay_header_replaces_an_older_one() {
     let own = [
         ("a", Some(&b"\xff"[..])),
         (REPLAYED_FROM, Some(b"t.dlq/0/1")),

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_and_values_are_escaped_wherever_they_stand() {
+    fn ids_and_values_are_escaped_in_urls() {
         assert_eq!(path_of("a/b?c:ü"), "/v1/operations/a%2Fb%3Fc%3A%C3%BC");
         let pairs = [("tenant", "a&b=c d".to_owned()), ("limit", "5".to_owned())];
         assert_eq!(query_of(&pairs), "?tenant=a%26b%3Dc%20d&limit=5");

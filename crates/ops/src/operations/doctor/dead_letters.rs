@@ -27,11 +27,11 @@ pub(super) fn found(records: &BTreeMap<String, u64>, forbidden: &[String]) -> Ve
         findings.push(held(records));
     }
     if !forbidden.is_empty() {
-        let said = format!(
+        let message = format!(
             "unknown for topics that this login may not describe: {}",
             forbidden.join(", ")
         );
-        findings.push(Finding::note(DEAD_LETTERS, said));
+        findings.push(Finding::note(DEAD_LETTERS, message));
     }
     findings
 }
@@ -45,8 +45,8 @@ fn held(records: &BTreeMap<String, u64>) -> Finding {
     let (topics, holding) = (records.len(), most_first.len());
     if holding == 0 {
         let topics = counted(topics, "dead-letter topic");
-        let said = format!("none: no records on {topics}");
-        return Finding::ok(DEAD_LETTERS, said);
+        let message = format!("none: no records on {topics}");
+        return Finding::ok(DEAD_LETTERS, message);
     }
     let total: u64 = records.values().sum();
     let named = most_first.iter().take(TOPICS_NAMED_MAX);
@@ -57,12 +57,12 @@ fn held(records: &BTreeMap<String, u64>) -> Finding {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let said = format!(
+    let message = format!(
         "{}, receipts of replays included, on {holding} of {}: {}{more}; `waybill dlq list --open` lists dead letters \
          that were not replayed",
         counted(total, "record"),
         counted(topics, "dead-letter topic"),
         named.join(", ")
     );
-    Finding::note(DEAD_LETTERS, said)
+    Finding::note(DEAD_LETTERS, message)
 }

@@ -53,8 +53,8 @@ pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
     let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| check(config)) {
         Ok(elsewhere) => {
-            let said = "valid, with its workflows and agents";
-            Finding::ok(WHAT, format!("{said}{}", named_elsewhere(&elsewhere)))
+            let message = "valid, with its workflows and agents";
+            Finding::ok(WHAT, format!("{message}{}", named_elsewhere(&elsewhere)))
         }
         Err(error) => Finding::failed(WHAT, &error),
     }
@@ -86,8 +86,8 @@ pub(super) async fn brokers(
         Err(error) if is_forbidden(&error) => {
             findings.push(Finding::note(TOPICS, format!("{error:#}")));
             for unknown in [AGENTS, LAG] {
-                let said = "unknown: this login may not describe the topics";
-                findings.push(Finding::note(unknown, said));
+                let message = "unknown: this login may not describe the topics";
+                findings.push(Finding::note(unknown, message));
             }
             findings.extend(dead_letters(&site).await);
             return findings;
@@ -120,11 +120,11 @@ async fn topics(
 ) -> anyhow::Result<Vec<Finding>> {
     let mut wrong = site.findings(config).await?;
     if let Some(layout) = layout {
-        site.drop_numbers_that_stand(&mut wrong, layout);
+        site.drop_stored_numbers(&mut wrong, layout);
     }
     if wrong.is_empty() {
-        let said = format!("{} topics match the requirements", site.topics());
-        return Ok(vec![Finding::ok(TOPICS, said)]);
+        let message = format!("{} topics match the requirements", site.topics());
+        return Ok(vec![Finding::ok(TOPICS, message)]);
     }
     let found = wrong.iter().map(|wrong| {
         let verdict = match wrong.weight {
@@ -141,8 +141,8 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     let topics = Topics::new(&config.kafka.topic_prefix);
     let read = site.topics_read().await?;
     if read.groups == 0 {
-        let said = "no consumer group is visible: whether agents read their requests is unknown";
-        return Ok(vec![Finding::note(AGENTS, said)]);
+        let message = "no consumer group is visible: whether agents read their requests is unknown";
+        return Ok(vec![Finding::note(AGENTS, message)]);
     }
     let mut findings = Vec::new();
     for agent in load_workflows(&config.workflows)?.agents() {
@@ -154,12 +154,18 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
         let group = config.agents_group();
         let Some(waiting) = site.waiting(config, &topic, &group).await? else {
             if !is_direct {
-                let said = format!("the agent {agent} gets no requests: {topic} does not exist");
-                findings.push(Finding::bad(AGENTS, said));
+                let message = format!("the agent {agent} gets no requests: {topic} does not exist");
+                findings.push(Finding::bad(AGENTS, message));
             }
             continue;
         };
-        findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
+        findings.extend(unread(
+            &agent,
+            &topic,
+            waiting,
+            &read.unknown_groups,
+            is_direct,
+        ));
     }
     if findings.is_empty() {
         findings.push(Finding::ok(
@@ -175,11 +181,11 @@ pub(super) fn unread(
     agent: &str,
     topic: &str,
     waiting: u64,
-    untold: &[String],
+    unknown_groups: &[String],
     is_direct: bool,
 ) -> Option<Finding> {
     let unread = format!("no consumer reads {topic}");
-    match (waiting, untold) {
+    match (waiting, unknown_groups) {
         (0, _) if is_direct => None,
         (0, []) => Some(Finding::note(
             AGENTS,
@@ -192,12 +198,12 @@ pub(super) fn unread(
                  misspells its name"
             ),
         )),
-        (_, untold) => Some(Finding::note(
+        (_, unknown_groups) => Some(Finding::note(
             AGENTS,
             format!(
                 "unknown whether a consumer reads {topic}, and requests wait there ({waiting}): these groups are \
                  rebalancing, or do not show their members: {}",
-                untold.join(", ")
+                unknown_groups.join(", ")
             ),
         )),
     }
@@ -232,27 +238,27 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
         }
     }
     if !gone.is_empty() {
-        let said = format!(
+        let message = format!(
             "requests are lost: retention deleted requests of {} that no scheduler had read",
             gone.join(", ")
         );
-        return Ok(Finding::bad(WHAT, said));
+        return Ok(Finding::bad(WHAT, message));
     }
     if !shorter.is_empty() {
-        let said = format!(
+        let message = format!(
             "the checkpoint of {} is beyond the end of its log: the topic was recreated, and requests may be lost; \
              schedulers refuse the partition, and their log has the remedy",
             shorter.join(", ")
         );
-        return Ok(Finding::bad(WHAT, said));
+        return Ok(Finding::bad(WHAT, message));
     }
-    let said = format!(
+    let message = format!(
         "requests not consumed: {not_consumed}, consumed but not yet checkpointed: {held}; `waybill explain lag` \
          shows which operations hold the checkpoints"
     );
     Ok(match not_consumed > LAG_NOTED_FROM {
-        true => Finding::note(WHAT, said),
-        false => Finding::ok(WHAT, said),
+        true => Finding::note(WHAT, message),
+        false => Finding::ok(WHAT, message),
     })
 }
 
@@ -268,24 +274,24 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
         Err(error) => return vec![Finding::failed(WHAT, &error.into())],
     };
     let version = report.schema_version.unwrap_or(0);
-    let said = format!(
+    let message = format!(
         "{}, keyspace {}, schema {version}",
         report.server, cql.keyspace
     );
-    let mut findings = vec![Finding::ok(WHAT, said)];
+    let mut findings = vec![Finding::ok(WHAT, message)];
     let problems = report.problems();
     let are_apart = problems
         .iter()
         .any(|problem| matches!(problem, CqlProblem::ClocksApart(_)));
     if !are_apart {
         let farthest = report.clocks.iter().map(|clock| clock.ahead_ms.abs()).max();
-        let said = format!(
+        let message = format!(
             "the clocks of {} nodes differ by at most {} ms from this machine's",
             report.clocks.len(),
             farthest.unwrap_or(0)
         );
         findings.push(match farthest {
-            Some(_) => Finding::ok(CLOCKS, said),
+            Some(_) => Finding::ok(CLOCKS, message),
             None => Finding::note(CLOCKS, "no node reported its clock"),
         });
     }
@@ -322,10 +328,10 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
     let found = missing.map(|missing| match missing.as_str() {
         "" => Finding::ok(WHAT, "every schema is registered"),
         missing => {
-            let said = format!("missing: {missing}; `waybill schemas register` registers them");
+            let message = format!("missing: {missing}; `waybill schemas register` registers them");
             match config.schema_registry.auto_register {
-                true => Finding::note(WHAT, said),
-                false => Finding::bad(WHAT, said),
+                true => Finding::note(WHAT, message),
+                false => Finding::bad(WHAT, message),
             }
         }
     });
@@ -352,8 +358,8 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
             Some(_) => None,
             // Its predecessor releases its lease first; that is how a repartition works.
             None if waits_for_another(view) => {
-                let said = format!("{place} has not started: it waits for {waits}");
-                Some(Finding::note(LEASES, said))
+                let message = format!("{place} has not started: it waits for {waits}");
+                Some(Finding::note(LEASES, message))
             }
             None => Some(Finding::bad(
                 LEASES,
@@ -367,22 +373,22 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
     if !findings.is_empty() {
         return findings;
     }
-    let said = format!("all {} shards have an owner", layout.shards.len());
-    vec![Finding::ok(LEASES, said)]
+    let message = format!("all {} shards have an owner", layout.shards.len());
+    vec![Finding::ok(LEASES, message)]
 }
 
 /// The finding if the owners of the shards are unknown.
 fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
     let refused = error.downcast_ref::<Refused>();
     if refused.is_some_and(Refused::is_forbidden) {
-        let said =
+        let message =
             format!("unknown: {error:#} Use a token for all tenants with the scope read or admin");
-        return Finding::note(LEASES, said);
+        return Finding::note(LEASES, message);
     }
     if !is_named && error.is::<Unreachable>() {
-        let said = "unknown: no process answers at the default address; start one there with `waybill up`, or name \
+        let message = "unknown: no process answers at the default address; start one there with `waybill up`, or name \
                     another with --admin, --admin-url or --scylla";
-        return Finding::note(LEASES, said);
+        return Finding::note(LEASES, message);
     }
     Finding::failed(LEASES, error)
 }
@@ -414,37 +420,37 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
             std::iter::once(ready).chain(damaged).collect()
         }
         Readiness::Waits(what) => {
-            let said = format!("the process at {at} is not ready: {}", what.join("; "));
-            vec![Finding::bad(WHAT, said)]
+            let message = format!("the process at {at} is not ready: {}", what.join("; "));
+            vec![Finding::bad(WHAT, message)]
         }
         Readiness::Silent => {
-            let said = format!("the process at {at} accepts connections but does not answer");
-            return Ok(vec![Finding::bad(WHAT, said)]);
+            let message = format!("the process at {at} accepts connections but does not answer");
+            return Ok(vec![Finding::bad(WHAT, message)]);
         }
         Readiness::Unreachable(why) => {
-            let said = format!(
+            let message = format!(
                 "{at} does not answer ({why}): name the admin port of a process with --admin or --admin-url"
             );
             return Ok(vec![match admin.is_named(config) {
-                true => Finding::bad(WHAT, said),
-                false => Finding::note(WHAT, said),
+                true => Finding::bad(WHAT, message),
+                false => Finding::note(WHAT, message),
             }]);
         }
         Readiness::Distrusted(why) => {
-            let said = format!("the process at {at} answers, but {why}");
-            return Ok(vec![Finding::bad(WHAT, said)]);
+            let message = format!("the process at {at} answers, but {why}");
+            return Ok(vec![Finding::bad(WHAT, message)]);
         }
         Readiness::Refuses(why) => {
-            let said = format!("the process at {at} refuses the request: {why}");
-            return Ok(vec![Finding::bad(WHAT, said)]);
+            let message = format!("the process at {at} refuses the request: {why}");
+            return Ok(vec![Finding::bad(WHAT, message)]);
         }
     };
     let schedulers = url("/schedulers")?;
     match stopped_shards(&client, &schedulers).await {
         Ok(stopped) => findings.extend(stopped.into_iter().map(|shard| {
             let how = format!(r#"`PUT {schedulers}/{shard}` with {{"running": true}} starts it"#);
-            let said = format!("shard {shard} is stopped, as requested; {how}");
-            Finding::note(WHAT, said)
+            let message = format!("shard {shard} is stopped, as requested; {how}");
+            Finding::note(WHAT, message)
         })),
         Err(error) => {
             let why = error.status().map_or_else(
@@ -453,8 +459,8 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
                 },
                 |status| format!("{status} (--token-file)"),
             );
-            let said = format!("{schedulers} does not report whether shards are stopped: {why}");
-            findings.push(Finding::note(WHAT, said));
+            let message = format!("{schedulers} does not report whether shards are stopped: {why}");
+            findings.push(Finding::note(WHAT, message));
         }
     }
     if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
@@ -495,16 +501,16 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
         let agent = labels.strip_prefix("{agent=\"")?.strip_suffix("\"}")?;
         match value {
             OPEN => {
-                let said = format!(
+                let message = format!(
                     "the breaker of {agent} is open: its service fails, and the agent does not call it"
                 );
-                Some(Finding::bad(WHAT, said))
+                Some(Finding::bad(WHAT, message))
             }
             HALF_OPEN => {
-                let said = format!(
+                let message = format!(
                     "the breaker of {agent} is half open: it closes after successful test calls"
                 );
-                Some(Finding::note(WHAT, said))
+                Some(Finding::note(WHAT, message))
             }
             _ => None,
         }
@@ -552,7 +558,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
     {
         let bounds = disk_bytes_max(&config.topology(), &workflows);
         let exceed = bounds_exceed(bounds, space, &config.data_dir);
-        findings.extend(exceed.map(|said| Finding::note(WHAT, said)));
+        findings.extend(exceed.map(|message| Finding::note(WHAT, message)));
     }
     findings
 }
@@ -569,37 +575,37 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
     let (waiting, has_more) = match listed(api, "Error,CompensationFailed").await {
         Ok(listed) => listed,
         Err(error) if error.is_forbidden() => {
-            let said = format!("it answers, but refuses details: {error}");
-            return vec![Finding::note(WHAT, said)];
+            let message = format!("it answers, but refuses details: {error}");
+            return vec![Finding::note(WHAT, message)];
         }
         Err(error) if error.is_overloaded() => {
-            let said = format!("it answers, but is overloaded: {error}");
-            return vec![Finding::note(WHAT, said)];
+            let message = format!("it answers, but is overloaded: {error}");
+            return vec![Finding::note(WHAT, message)];
         }
         Err(error) if is_named || !error.is_unavailable() => {
             return vec![Finding::bad(WHAT, error.to_string())];
         }
         Err(error) => {
-            let said = format!("{error}; name it with --api");
-            return vec![Finding::note(WHAT, said)];
+            let message = format!("{error}; name it with --api");
+            return vec![Finding::note(WHAT, message)];
         }
     };
     let more = if has_more { " or more" } else { "" };
-    let said = format!(
+    let message = format!(
         "it answers; {}{more} parked (`waybill ops list`)",
         waiting.len()
     );
     let mut findings = vec![match waiting.is_empty() && !has_more {
-        true => Finding::ok(WHAT, said),
-        false => Finding::note(WHAT, said),
+        true => Finding::ok(WHAT, message),
+        false => Finding::note(WHAT, message),
     }];
     let stranded = count_stranded(waiting.values());
     findings.extend(stranded.iter().map(|(workflow, count)| {
-        let said = format!(
+        let message = format!(
             "parked operations that cannot continue: {count}{more}; {workflow} is unknown; `waybill ops show` has the \
              remedy"
         );
-        Finding::bad("workflows", said)
+        Finding::bad("workflows", message)
     }));
     match listed(api, "Processing,Compensating").await {
         Ok((live, _)) => findings.extend(overdue(live.values(), jiff::Timestamp::now())),
@@ -647,14 +653,14 @@ pub(super) fn overdue<'a>(
         .take(NAMED_MAX)
         .map(|item| item.id.to_string())
         .collect();
-    let said = format!(
+    let message = format!(
         "{} live operations were due more than {} minutes ago and have not progressed ({}): check that a supervisor \
          and the schedulers of their partitions run, and that no scheduler refuses a partition",
         overdue.len(),
         OVERDUE_AFTER.as_secs() / 60,
         named.join(", ")
     );
-    Some(Finding::bad("overdue", said))
+    Some(Finding::bad("overdue", message))
 }
 
 /// Counts the operations that lack their workflow, by workflow and version.

@@ -36,10 +36,10 @@ pub(super) fn of_operation(
     let state = operation.state.as_str();
     let waits_for_a_person =
         matches!(state, "Error" | "CompensationFailed") && !operation.abandoned;
-    let said = format!("{}: {state}", operation.id);
+    let message = format!("{}: {state}", operation.id);
     let mut findings = vec![match waits_for_a_person {
-        true => Finding::note("operation", said),
-        false => Finding::ok("operation", said),
+        true => Finding::note("operation", message),
+        false => Finding::ok("operation", message),
     }];
     findings.extend(left(&operation));
     if matches!(state, "Pending" | "Processing" | "Compensating") {
@@ -47,8 +47,8 @@ pub(super) fn of_operation(
         findings.extend(layout.and_then(|layout| holder(&operation, layout)));
     }
     if let Some(ahead) = operation.ahead {
-        let said = format!("{} before its own in the topic", counted(ahead, "request"));
-        findings.push(Finding::ok("queue", said));
+        let message = format!("{} before its own in the topic", counted(ahead, "request"));
+        findings.push(Finding::ok("queue", message));
     }
     findings.extend(attempts_that_failed(&operation));
     for (what, failure) in [
@@ -56,7 +56,7 @@ pub(super) fn of_operation(
         ("failed before", &operation.cause),
     ] {
         let text = failure.as_ref().map(Failure::to_string);
-        findings.extend(text.map(|said| Finding::note(what, said)));
+        findings.extend(text.map(|message| Finding::note(what, message)));
     }
     let next = operation.what_next;
     let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
@@ -119,17 +119,17 @@ fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
     Some(match (&view.owner, operation.handed_off) {
         (None, _) => {
             let waits = view.waits_for.join("; ");
-            let said = format!("{place}, which has no owner: it waits for {waits}");
-            Finding::bad(WHAT, said)
+            let message = format!("{place}, which has no owner: it waits for {waits}");
+            Finding::bad(WHAT, message)
         }
         (Some(owner), _) if view.silent => {
-            let said = format!("{place}; the lease of its owner {owner} has expired");
-            Finding::bad(WHAT, said)
+            let message = format!("{place}; the lease of its owner {owner} has expired");
+            Finding::bad(WHAT, message)
         }
         (Some(_), true) => {
-            let said =
+            let message =
                 format!("the deadline index: a supervisor resumes it on {place} when it is due");
-            Finding::ok(WHAT, said)
+            Finding::ok(WHAT, message)
         }
         (Some(owner), false) => Finding::ok(WHAT, format!("{place}, owned by {owner}")),
     })

@@ -55,7 +55,7 @@ fn operation(state: &str) -> Operation {
     Operation {
         id: ID.to_owned(),
         state: state.to_owned(),
-        what_next: Some("Its steps go on.".to_owned()),
+        what_next: Some("Its steps continue.".to_owned()),
         steps: vec![
             step("account", "Completed", None),
             step("drone", "Running", Some("10:00")),
@@ -65,14 +65,14 @@ fn operation(state: &str) -> Operation {
     }
 }
 
-fn said(findings: &[Finding]) -> Vec<String> {
+fn message(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(ToString::to_string).collect()
 }
 
 #[test]
 fn doctor_shows_the_missing_steps_the_owner_and_the_next_action_of_an_operation() {
     let findings = of_operation(Ok(operation("Processing")), Some(&layout(Some("me"))));
-    let found = said(&findings);
+    let found = message(&findings);
     assert_eq!(found[0], format!("ok    operation      {ID}: Processing"));
     assert_eq!(found[1], "ok    missing        drone, delivery");
     assert_eq!(
@@ -85,7 +85,7 @@ fn doctor_shows_the_missing_steps_the_owner_and_the_next_action_of_an_operation(
         found[3]
     );
     assert!(found[3].ends_with("owned by me"), "{}", found[3]);
-    assert_eq!(found[4], "ok    next           Its steps go on.");
+    assert_eq!(found[4], "ok    next           Its steps continue.");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn doctor_shows_the_steps_that_are_still_to_be_undone() {
         ],
         ..operation("CompensationFailed")
     };
-    let found = said(&of_operation(Ok(undone), None));
+    let found = message(&of_operation(Ok(undone), None));
     assert_eq!(found[1], "ok    to be undone   seat, room");
     assert!(!found.iter().any(|line| line.contains("missing")));
 }
@@ -117,14 +117,14 @@ fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
     assert_eq!(bad.len(), 1);
     assert!(
         bad[0]
-            .said
+            .message
             .ends_with("which has no owner: it waits for an owner")
     );
     let nobodys = leases(&Ok(layout(None)), false);
     assert_eq!(nobodys.len(), 2);
     assert!(nobodys.iter().all(Finding::is_bad));
     assert_eq!(
-        said(&leases(&Ok(layout(Some("me"))), false)),
+        message(&leases(&Ok(layout(Some("me"))), false)),
         ["ok    leases         all 2 shards have an owner"]
     );
 }
@@ -133,7 +133,7 @@ fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
 fn an_unreachable_default_address_is_a_note_with_remedies_and_a_named_one_is_bad() {
     let asked = |is_named| {
         let unreachable = Err(Unreachable::new("http://127.0.0.1:8081/shards", "refused").into());
-        said(&leases(&unreachable, is_named)).concat()
+        message(&leases(&unreachable, is_named)).concat()
     };
     let note = asked(false);
     assert!(note.starts_with("note  leases         unknown: no process answers at the default"));
@@ -160,18 +160,18 @@ fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
         retry_at: Some("10:00".to_owned()),
         error: Some(Failure {
             code: "connect-failed".to_owned(),
-            message: "nobody is there".to_owned(),
+            message: "connection refused".to_owned(),
             step: None,
         }),
         ..Step::default()
     };
-    let found = said(&of_operation(Ok(retried), None));
+    let found = message(&of_operation(Ok(retried), None));
     assert_eq!(
         found[2..],
         [
             "ok    waits for      step drone, attempt 1 failed, again at 10:00",
-            "note  error          connect-failed at step drone: nobody is there",
-            "ok    next           Its steps go on.",
+            "note  error          connect-failed at step drone: connection refused",
+            "ok    next           Its steps continue.",
         ]
     );
 }
@@ -186,7 +186,7 @@ fn a_parked_operation_is_a_note_without_an_owner() {
         }),
         ..operation("Error")
     };
-    let found = said(&of_operation(Ok(parked), Some(&layout(None))));
+    let found = message(&of_operation(Ok(parked), Some(&layout(None))));
     assert_eq!(found[0], format!("note  operation      {ID}: Error"));
     assert!(
         found.contains(&"note  error          no-drone at step drone: none is free".to_owned())
@@ -207,19 +207,19 @@ fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
         workflow_unknown: true,
         ..operation("CompensationFailed")
     };
-    let found = said(&of_operation(Ok(parked), None));
+    let found = message(&of_operation(Ok(parked), None));
     assert_eq!(
         found[1..],
         [
             "note  error          undo-refused at step drone: as it happens",
             "note  failed before  suspended at step drone: as it happens",
-            "BAD   next           Its steps go on.",
+            "BAD   next           Its steps continue.",
         ]
     );
 }
 
 #[test]
-fn those_that_are_stranded_are_counted_by_workflow_and_version() {
+fn operations_without_their_workflow_are_counted_by_version() {
     let items = [
         r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 1}"#,
         r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 2,
@@ -249,19 +249,22 @@ async fn an_overloaded_api_is_not_bad() {
     let found = api(&asked.map_err(|error| error.to_string()), true).await;
     assert_eq!(found.len(), 1);
     assert!(found[0].verdict == Verdict::Note);
-    let said = &found[0].said;
+    let message = &found[0].message;
     assert!(
-        said.starts_with("it answers, but is overloaded: "),
-        "{said}"
+        message.starts_with("it answers, but is overloaded: "),
+        "{message}"
     );
-    assert!(said.contains("Too many lists"), "{said}");
+    assert!(message.contains("Too many lists"), "{message}");
 }
 
 #[test]
 fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
-    let found_text = |waiting, untold: &[&str], is_direct| {
-        let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
-        let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
+    let found_text = |waiting, unknown_groups: &[&str], is_direct| {
+        let unknown_groups: Vec<String> = unknown_groups
+            .iter()
+            .map(|group| (*group).to_owned())
+            .collect();
+        let found = unread("pay", "w.pay.v1", waiting, &unknown_groups, is_direct);
         found.map(|finding| finding.to_string())
     };
     let unread = "no consumer reads w.pay.v1, and";
@@ -286,7 +289,7 @@ fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
     assert_eq!(
         found_text(0, &[], true),
         None,
-        "it is asked without its topic"
+        "a direct agent needs no topic"
     );
     for waiting in [0, 7] {
         let unsure = found_text(waiting, &["w-agents"], false).unwrap();
@@ -303,7 +306,7 @@ fn breakers_are_reported_unless_they_are_closed() {
                    waybill_agent_breaker_state{agent=\"package\"} 1\n\
                    waybill_agent_calls_total{agent=\"drone\"} 2\n";
     assert_eq!(
-        said(&breakers(metrics)),
+        message(&breakers(metrics)),
         [
             "BAD   breakers       the breaker of drone is open: its service fails, and the agent does not call it",
             "note  breakers       the breaker of package is half open: it closes after successful test calls",
@@ -329,17 +332,17 @@ fn live_operations_that_were_due_long_ago_are_named() {
     let items: Vec<Item> = well.into_iter().chain(late).collect();
     let finding = overdue(items.iter(), now).unwrap();
     assert!(finding.is_bad());
-    let said = finding.said;
+    let message = finding.message;
     assert!(
-        said.starts_with("16 live operations were due more than 15 minutes ago"),
-        "{said}"
+        message.starts_with("16 live operations were due more than 15 minutes ago"),
+        "{message}"
     );
-    let named = |number: u128| said.contains(&uuid::Uuid::from_u128(number).to_string());
-    assert!(named(4) && named(8) && !named(3) && !named(9), "{said}");
+    let named = |number: u128| message.contains(&uuid::Uuid::from_u128(number).to_string());
+    assert!(named(4) && named(8) && !named(3) && !named(9), "{message}");
 }
 
 #[test]
-fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
+fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
     let metrics = |low, free_mib: u64, size_gib: u64| {
         format!(
             "waybill_disk_free_bytes {}\nwaybill_disk_size_bytes {}\nwaybill_disk_free_min_bytes 536870912\n\
@@ -350,10 +353,10 @@ fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
     };
     let config = Config::default();
     assert_eq!(
-        said(&disk(&metrics(0, 900_000, 1_000), &config)),
+        message(&disk(&metrics(0, 900_000, 1_000), &config)),
         ["ok    disk           900000 of 1024000 MiB are free, and storage.freeMin is 512 MiB"]
     );
-    let small = said(&disk(&metrics(1, 100, 10), &config));
+    let small = message(&disk(&metrics(1, 100, 10), &config));
     assert_eq!(
         small[0],
         "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests are answered \
@@ -374,7 +377,7 @@ fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_na
             .iter()
             .map(|(topic, count)| ((*topic).to_owned(), *count));
         let forbidden: Vec<String> = forbidden.iter().map(|topic| (*topic).to_owned()).collect();
-        said(&found(&records.collect(), &forbidden))
+        message(&found(&records.collect(), &forbidden))
     };
     let none = "ok    dead letters   none: no records on 2 dead-letter topics";
     assert_eq!(found_text(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);

@@ -22,7 +22,7 @@ fn a_rate_is_a_number_a_second_within_bounds() {
 }
 
 #[test]
-fn a_dry_run_says_how_many_match_and_shows_the_first_of_them() {
+fn a_dry_run_shows_the_count_and_the_first_operations() {
     let many = many("--error e --dry-run --canary 2");
     let item = Item {
         id: Uuid::from_u128(7),
@@ -82,7 +82,7 @@ async fn refusing_api(reads: Vec<Value>) -> Api {
 }
 
 #[tokio::test]
-async fn what_changed_between_the_look_and_the_asking_is_skipped_and_what_did_not_is_refused() {
+async fn operations_that_changed_after_selection_are_skipped() {
     let id = Uuid::from_u128(7);
     let parked = json!({ "id": id, "state": "Error", "verbs": ["resubmit"] });
     let goes_on = json!({ "id": id, "state": "Processing", "verbs": ["cancel"] });

@@ -11,7 +11,7 @@ fn made_at(millis: u64, random: u128) -> OperationId {
 }
 
 #[test]
-fn the_servers_own_ids_of_some_seconds_share_a_few_slots() {
+fn generated_ids_of_some_seconds_share_a_few_slots() {
     let of = |millis| {
         let ids = (0..1_000_u128).map(move |n| made_at(millis, n * 0x9e37_79b9_7f4a_7c15));
         ids.map(slot).collect::<std::collections::BTreeSet<_>>()
@@ -25,7 +25,7 @@ fn the_servers_own_ids_of_some_seconds_share_a_few_slots() {
 }
 
 #[test]
-fn callers_ids_have_slots_of_their_own() {
+fn callers_ids_have_their_own_slots() {
     let ids = (0..1_000).map(|n| OperationId::of_caller("tenant", &n.to_string()));
     let slots: std::collections::BTreeSet<_> = ids.map(slot).collect();
     assert_eq!(slots.len(), 1_000);
@@ -60,7 +60,7 @@ fn encoded(bytes: usize) -> Encoded {
 }
 
 #[test]
-fn a_slots_rows_are_cut_into_batches_of_bounded_size() {
+fn rows_of_a_slot_are_split_into_bounded_batches() {
     let sizes = |rows: &[usize]| {
         let rows: Vec<_> = rows.iter().map(|&bytes| encoded(bytes)).collect();
         let batches = Batches { rest: &rows };

@@ -161,7 +161,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
 }
 
 #[tokio::test]
-async fn a_row_is_removed_once_the_hour_of_its_expiry_is_over() {
+async fn a_row_is_removed_after_the_hour_of_its_expiry() {
     let fixture = fixture(1000);
     fixture
         .write((0..600).map(|n| row(n, 1, Some(HOUR))).collect())
@@ -177,7 +177,7 @@ async fn a_row_is_removed_once_the_hour_of_its_expiry_is_over() {
 }
 
 #[tokio::test]
-async fn a_row_that_was_written_while_the_clock_was_a_year_behind_is_kept_for_its_retention() {
+async fn a_row_written_by_a_slow_clock_is_kept_for_its_retention() {
     let dir = tempfile::tempdir().unwrap();
     let open = || EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
     let year = 365 * 24 * HOUR;
@@ -210,7 +210,7 @@ async fn a_row_that_was_written_while_the_clock_was_a_year_behind_is_kept_for_it
 }
 
 #[tokio::test]
-async fn a_row_that_was_written_again_is_judged_by_its_newest_state() {
+async fn a_rewritten_row_expires_by_its_newest_state() {
     let fixture = fixture(1000);
     let rows = vec![
         row(1, 1, Some(HOUR)),
@@ -233,7 +233,7 @@ async fn a_row_that_was_written_again_is_judged_by_its_newest_state() {
 }
 
 #[tokio::test]
-async fn a_reopened_row_survives_the_purge_that_was_due_for_it_with_its_immutable_part() {
+async fn a_reopened_row_survives_its_purge() {
     let fixture = fixture(1000);
     let finals = (1..=3).map(|n| row(n, 1, Some(HOUR))).collect();
     fixture.write(finals).await;
@@ -257,7 +257,7 @@ async fn a_reopened_row_survives_the_purge_that_was_due_for_it_with_its_immutabl
 }
 
 #[tokio::test]
-async fn a_purged_row_can_be_written_anew() {
+async fn a_purged_row_can_be_written_again() {
     let fixture = fixture(1000);
     fixture.write(vec![row(1, 5, Some(HOUR))]).await;
     let fixture = fixture.pass(wall_clock() + 3 * HOUR).await;
@@ -282,7 +282,7 @@ async fn a_pass_removes_no_more_than_its_bound() {
 }
 
 #[tokio::test]
-async fn a_clock_that_was_set_back_leaves_nothing_behind() {
+async fn a_clock_that_was_set_back_leaves_no_expired_rows() {
     let fixture = fixture(1000);
     let now = wall_clock();
     let fixture = fixture.pass(now + 100 * HOUR).await;
@@ -293,7 +293,7 @@ async fn a_clock_that_was_set_back_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn an_unreadable_row_is_left_and_holds_up_no_other() {
+async fn an_unreadable_row_is_kept_and_blocks_no_other() {
     let fixture = fixture(1000);
     fixture
         .write(vec![row(1, 1, Some(HOUR)), row(2, 1, Some(HOUR))])
@@ -304,7 +304,7 @@ async fn an_unreadable_row_is_left_and_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn deadline_entries_behind_the_cursor_are_forgotten_and_no_others() {
+async fn only_deadline_entries_behind_the_cursor_are_removed() {
     let fixture = fixture(1000);
     let entry = |second: i64| DueEntry {
         due: Timestamp(second * 1_000_000 + 500_000),
@@ -360,7 +360,7 @@ fn row_in(n: u128, state: ProcessState, keep_for: Option<Duration>) -> RowWrite 
 }
 
 #[tokio::test]
-async fn attention_entries_that_lead_to_nothing_are_forgotten_a_day_later() {
+async fn dangling_attention_entries_are_removed_after_a_day() {
     let fixture = fixture(1000);
     let now = wall_clock();
     let rows = vec![
@@ -394,7 +394,7 @@ async fn attention_entries_that_lead_to_nothing_are_forgotten_a_day_later() {
 }
 
 #[tokio::test]
-async fn a_pass_looks_at_no_more_attention_entries_than_its_bound_and_the_next_goes_on() {
+async fn a_pass_reads_a_bounded_number_of_attention_entries() {
     let fixture = fixture(300);
     let now = wall_clock();
     // Entries that lead to nothing follow 400 that still need attention.
@@ -415,7 +415,7 @@ async fn a_pass_looks_at_no_more_attention_entries_than_its_bound_and_the_next_g
 }
 
 #[tokio::test]
-async fn a_walk_over_the_attention_table_begins_once_an_hour_also_when_the_clock_is_set_back() {
+async fn the_attention_table_is_walked_once_an_hour() {
     let now = wall_clock();
     let mut fixture = fixture(1000).pass(now).await;
     for (later, left) in [

@@ -148,8 +148,8 @@ fn a_wrong_number_of_partitions_is_reported_with_its_fix() {
             panic!("{findings:?}")
         };
         assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
-        let said = finding.to_string();
-        assert!(said.ends_with(fix), "{said}");
+        let message = finding.to_string();
+        assert!(message.ends_with(fix), "{message}");
     }
 }
 
@@ -277,7 +277,7 @@ fn hidden_settings_are_a_finding_of_their_own() {
 }
 
 #[test]
-fn the_embedded_broker_is_held_to_its_disk() {
+fn bounds_of_the_embedded_broker_are_compared_with_its_disk() {
     let topology = embedded();
     let needed = all(&topology, BrokerKind::Embedded);
     let three_days = "259200000";
@@ -317,7 +317,7 @@ fn embedded_setting(ends_with: &str, key: &str) -> Vec<Option<String>> {
 }
 
 #[test]
-fn on_the_embedded_broker_requests_and_recoveries_are_removed_by_checkpoint_alone() {
+fn the_embedded_broker_removes_requests_and_recoveries_by_checkpoint_only() {
     for topic in [REQUESTS, "waybill.high-priority-requests.v1", RECOVERIES] {
         for key in ["retention.ms", "retention.bytes"] {
             let setting = embedded_setting(topic, key);
@@ -329,7 +329,7 @@ fn on_the_embedded_broker_requests_and_recoveries_are_removed_by_checkpoint_alon
 }
 
 #[test]
-fn on_the_embedded_broker_all_that_the_checkpoint_relies_on_is_synced() {
+fn the_embedded_broker_syncs_all_that_the_checkpoint_relies_on() {
     let needed = all(&embedded(), BrokerKind::Embedded);
     let not_synced: Vec<&str> = needed
         .iter()
@@ -392,7 +392,7 @@ fn more_replicas_and_in_sync_replicas_than_configured_are_accepted() {
 }
 
 #[test]
-fn a_number_of_partitions_is_the_operations_or_a_topics_own() {
+fn topics_have_the_partition_count_of_operations_or_their_own() {
     let topology = on_kafka();
     let needed = all(&topology, BrokerKind::Kafka);
     let number_of = |topic: &str| {

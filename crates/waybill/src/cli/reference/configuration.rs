@@ -145,7 +145,7 @@ dataDir: data
 ";
 
     #[test]
-    fn keys_have_their_path_their_default_and_what_stands_above_them() {
+    fn keys_have_path_default_and_comment() {
         let keys = keys(FILE);
         let shown: Vec<_> = keys
             .iter()
@@ -162,7 +162,7 @@ dataDir: data
     }
 
     #[test]
-    fn what_is_indented_in_a_comment_is_code() {
+    fn indented_lines_of_a_comment_are_code() {
         let mut page = String::new();
         let brokers = (
             "kafka.brokers".to_owned(),

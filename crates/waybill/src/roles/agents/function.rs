@@ -72,7 +72,7 @@ impl FunctionAgent {
             Action::Run if self.service == Service::Account => {
                 let ordered: Ordered<'_> = match serde_json::from_slice(input) {
                     Ok(ordered) => ordered,
-                    Err(error) => return permanent("input-unfit", error.to_string()),
+                    Err(error) => return permanent("input-invalid", error.to_string()),
                 };
                 let owner = &ordered.owner_id;
                 let answer = self.caller.call(self.service, Request::Check { owner });
@@ -101,13 +101,13 @@ impl FunctionAgent {
             Err(error @ CallError::Unanswered(_)) => {
                 return unknown("outcome-unknown", error.to_string());
             }
-            Err(error) => return permanent("call-unfit", error.to_string()),
+            Err(error) => return permanent("call-invalid", error.to_string()),
         };
         let status = answer.status;
         if status.is_success() {
             return match self.kept(action, &answer.body) {
                 Some(kept) => success(kept),
-                None => unknown("answer-unfit", "the answer lacks a field of the result"),
+                None => unknown("answer-invalid", "the answer lacks a field of the result"),
             };
         }
         if status.as_u16() == 404 && action != Action::Run {

@@ -62,7 +62,7 @@ async fn listed(guarded: &Guarded, who: &str, query: &str) -> (Vec<String>, Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_has_its_own_tenants_alone_and_its_cursors_name_no_others() {
+async fn a_list_and_its_cursors_contain_no_other_tenant() {
     let guarded = Guarded::start().await;
     fill(&guarded.setup).await;
     let id = |tenant, number| of_tenant(tenant, number).id.to_string();

@@ -88,8 +88,12 @@ async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
         let is_unknown = anothers.iter().all(|(_, status, _)| *status == 404);
         assert!(is_unknown, "{anothers:?}");
     }
-    assert_eq!(guarded.setup.requests().len(), before, "nothing was asked");
-    assert_eq!(guarded.setup.recoveries().len(), 0, "nothing was asked");
+    assert_eq!(
+        guarded.setup.requests().len(),
+        before,
+        "no verb was recorded"
+    );
+    assert_eq!(guarded.setup.recoveries().len(), 0, "no verb was recorded");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,12 +130,12 @@ async fn pending_requests_of_another_tenant_are_not_found() {
         .send()
         .await
         .unwrap();
-    assert_eq!(cancelled.status(), 202, "its own tenant's word counts");
+    assert_eq!(cancelled.status(), 202, "its own tenant decides");
     guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_row_of_another_tenant_is_not_there() {
+async fn rows_of_another_tenant_are_not_found() {
     let guarded = Guarded::start().await;
     let (id, at) = made_for_acme(&guarded, DELIVERIES, delivery()).await;
     let taken = guarded.setup.records().pop().unwrap();
@@ -225,7 +229,7 @@ async fn one_id_of_two_callers_is_two_operations() {
         assert_eq!((status, &view["id"]), (200, &json!(id)), "{who}");
     }
     let (status, _) = guarded.get("all", &format!("{OPERATIONS}/order-1")).await;
-    assert_eq!(status, 404, "whoever may see all says whose it is");
+    assert_eq!(status, 404, "a caller for all tenants must name the tenant");
     let (_, view) = guarded
         .get("all", &format!("{OPERATIONS}/order-1?tenant=zeta"))
         .await;
@@ -234,7 +238,7 @@ async fn one_id_of_two_callers_is_two_operations() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
+async fn another_tenant_is_refused_in_every_field() {
     let guarded = Guarded::start().await;
     let (id, _) = made_for_acme(&guarded, OPERATIONS, order("order-1", 1)).await;
     for (method, path, body) in askings(&id, "?tenant=acme") {
@@ -281,7 +285,7 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
     assert_eq!(
         response.status(),
         202,
-        "whoever may act for all may name any"
+        "a caller for all tenants may name any"
     );
 
     // Each line of a batch is authorized separately.
@@ -317,7 +321,7 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_that_comes_first_keeps_the_place_in_its_own_tenant_alone() {
+async fn an_early_cancel_applies_to_its_own_tenant_only() {
     let guarded = Guarded::start().await;
     let cancelled = guarded
         .ask("zeta", Method::DELETE, &format!("{DELIVERIES}/order-1"))
@@ -327,7 +331,7 @@ async fn a_cancel_that_comes_first_keeps_the_place_in_its_own_tenant_alone() {
     assert_eq!(cancelled.status(), 202);
     let (_, request) = guarded.setup.requests().pop().unwrap();
     let waybill_engine::OperationRequest::Amend(amend) = request else {
-        panic!("a cancel was asked");
+        panic!("a cancel was sent");
     };
     assert_eq!(amend.operation, OperationId::of_caller("zeta", "order-1"));
     assert_eq!(amend.tenant, "zeta");

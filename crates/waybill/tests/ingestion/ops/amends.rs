@@ -25,7 +25,7 @@ const STATES: [ProcessState; 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_id() {
+async fn a_cancel_follows_its_pending_request_and_a_repeat_has_the_same_id() {
     let setup = Setup::start().await;
     let accepted = setup.request(order("o-1", 1)).await;
     let pending_at = location(&accepted);
@@ -67,9 +67,16 @@ async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_
             (id, Some("o-1"))
         );
     }
-    let said = |(_, amend): &(Lying, AmendRequest)| (amend.asked_by.clone(), amend.reason.clone());
-    assert_eq!(said(&amendments[0]), ("kim".to_owned(), "twice".to_owned()));
-    assert_eq!(said(&amendments[2]), (String::new(), "again".to_owned()));
+    let requester_and_reason =
+        |(_, amend): &(Lying, AmendRequest)| (amend.asked_by.clone(), amend.reason.clone());
+    assert_eq!(
+        requester_and_reason(&amendments[0]),
+        ("kim".to_owned(), "twice".to_owned())
+    );
+    assert_eq!(
+        requester_and_reason(&amendments[2]),
+        (String::new(), "again".to_owned())
+    );
     setup.ingestion.shutdown().await;
 }
 
@@ -152,7 +159,7 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
+async fn a_cancel_is_refused_after_an_irreversible_step() {
     let setup = Setup::start().await;
     for (name, pay, expected) in [
         ("before", StepState::Running, 202),
@@ -187,7 +194,7 @@ async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only() {
+async fn an_early_cancel_requires_a_callers_id() {
     let setup = Setup::start().await;
     let path = format!("{DELIVERIES}/not-yet");
     let response = setup.ask(Method::DELETE, &path).send().await.unwrap();
@@ -257,7 +264,7 @@ async fn uuid_of_server(setup: &Setup) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
+async fn an_operation_is_cancelled_only_by_its_tenant() {
     let setup = Setup::start().await;
     let body = json!({"workflow": "order", "tenant": "acme", "id": "o-1", "input": {}});
     let accepted = setup.post(OPERATIONS, body).send().await.unwrap();
@@ -296,7 +303,7 @@ async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_location_determines_the_tenant_of_a_pending_request_that_memory_lacks() {
+async fn the_location_determines_the_tenant_of_a_forgotten_pending_request() {
     let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     let body = json!({"workflow": "drone-delivery", "tenant": "acme", "input": delivery()});
     let accepted = setup.post(OPERATIONS, body).send().await.unwrap();
@@ -320,10 +327,10 @@ async fn a_location_determines_the_tenant_of_a_pending_request_that_memory_lacks
         assert_eq!(patched.status().as_u16(), expected, "{path}");
     }
     let asked = setup.amendments();
-    let said = asked
+    let requested = asked
         .iter()
         .map(|(_, amend)| (amend.operation, amend.tenant.as_str()));
-    assert_eq!(said.collect::<Vec<_>>(), [(id, "acme"); 4]);
+    assert_eq!(requested.collect::<Vec<_>>(), [(id, "acme"); 4]);
     setup.ingestion.shutdown().await;
 }
 
@@ -408,7 +415,7 @@ async fn a_reschedule_is_checked_against_the_request_and_passed_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reschedule_that_comes_too_late_says_why() {
+async fn a_late_reschedule_is_refused_with_the_reason() {
     let setup = Setup::start().await;
     let mut sent = row(id_of("sent"), "drone-delivery", ProcessState::Processing);
     sent.state.steps[0] = StepProgress {

@@ -95,7 +95,7 @@ async fn get_shows_the_history_the_next_action_and_the_possible_verbs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_whose_workflow_is_gone_or_changed_names_it_and_the_remedy() {
+async fn a_missing_or_changed_workflow_is_shown_with_the_remedy() {
     let setup = Setup::start().await;
     let mut batch = WriteBatch::default();
     let mut stranded = |name: &str, change: fn(&mut waybill_engine::Created)| {
@@ -176,7 +176,7 @@ async fn an_operation_whose_workflow_is_gone_or_changed_names_it_and_the_remedy(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
+async fn the_list_shows_parked_operations_filtered_and_paged() {
     let setup = Setup::start().await;
     let mut batch = WriteBatch::default();
     let mut needs_attention = |row: RowWrite, at: i64| {
@@ -284,7 +284,7 @@ async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_read_is_listed_too() {
+async fn an_unreadable_row_is_listed() {
     let setup = Setup::start().await;
     let bad = id_of("bad");
     let entry = AttentionEntry {

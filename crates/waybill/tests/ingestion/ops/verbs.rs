@@ -10,12 +10,12 @@ use super::super::setup::*;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verbs_become_recoveries_with_who_and_why() {
+async fn verbs_become_recoveries_with_requester_and_reason() {
     let setup = Setup::start().await;
     let (error, undo) = (id_of("error"), id_of("undo"));
     setup.write(parked(error, Action::Run)).await;
     setup.write(parked(undo, Action::Compensate)).await;
-    let body = json!({"reason": "mended", "by": "kim"});
+    let body = json!({"reason": "repaired", "by": "kim"});
     let undone = json!({"reason": "by hand", "by": "kim", "step": "one"});
     let asked = [
         (error, "resubmit", &body, RecoveryVerb::Resubmit),
@@ -65,7 +65,7 @@ async fn verbs_become_recoveries_with_who_and_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_verb_with_a_key_is_one_asking_however_often_it_is_sent() {
+async fn a_repeated_verb_with_a_key_is_one_recovery() {
     let setup = Setup::start().await;
     let id = id_of("error");
     setup.write(parked(id, Action::Run)).await;
@@ -212,7 +212,7 @@ async fn an_operation_cancelled_before_its_request_is_shown_to_need_no_action() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
+async fn an_undone_operation_runs_again_as_a_linked_new_one() {
     let setup = Setup::start().await;
     let old = id_of("old");
     let mut undone = row(old, "drone-delivery", ProcessState::Compensated);
@@ -294,7 +294,7 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
+async fn a_resubmitted_operation_is_not_resubmitted_again() {
     let setup = Setup::start().await;
     let (old, first, new) = (id_of("old"), id_of("first"), id_of("new"));
     let mut undone = row(old, "order", ProcessState::Compensated);

@@ -90,7 +90,7 @@ impl Prometheus {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_panel_shows_something_of_a_waybill_at_work() {
+async fn every_panel_shows_data_of_a_running_installation() {
     let mut setting = Setting::hasty();
     setting.more.push_str(NOBODY);
     let mut setup = setting.setup();
@@ -122,8 +122,8 @@ async fn every_panel_shows_something_of_a_waybill_at_work() {
         if empty.is_empty() {
             return;
         }
-        let said = empty.join("\n");
-        assert!(Instant::now() < deadline, "nothing to show:\n{said}");
+        let message = empty.join("\n");
+        assert!(Instant::now() < deadline, "nothing to show:\n{message}");
         // Keeps the system busy, because panels show the last half minute.
         let more = (0..20).map(|index| delivery(&format!("round-{round}-{index}"), false));
         setup.deliver_each(more).await;
@@ -163,5 +163,5 @@ async fn everything_happens(setup: &Setup) {
             .payload(b"garbage");
         producer.send(record).expect("there is room");
     }
-    producer.flush(PATIENCE).expect("the broker takes it");
+    producer.flush(PATIENCE).expect("the broker accepts it");
 }

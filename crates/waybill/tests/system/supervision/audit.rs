@@ -44,7 +44,7 @@ fn configure(setup: &Setup, sections: &str, more: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends() {
+async fn an_operation_without_its_index_entry_is_found_and_woken() {
     // Longer than the audit needs, so that nothing else wakes the operation meanwhile.
     let mut setup = setup("2m");
     let up = setup.up();
@@ -115,7 +115,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
+async fn an_audit_counts_and_logs_an_unreadable_row_once() {
     // It does not become due meanwhile, because the sweep would count it too.
     let mut setup = hanging(Setup::new(""), "2m");
     let up = setup.up();
@@ -150,7 +150,7 @@ async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
 /// Replaces an operation's state with invalid data, while no process uses the store.
 fn damage_row(setup: &Setup, id: OperationId) {
     let database = fjall::Database::builder(setup.path("data/store")).open();
-    let database = database.expect("nobody has the store open");
+    let database = database.expect("no process has the store open");
     let state = database.keyspace("state", fjall::KeyspaceCreateOptions::default);
     let state = state.expect("it has the table of states");
     let key = id.0.as_bytes();
@@ -209,7 +209,7 @@ fn end_of_recoveries(setup: &Setup) -> i64 {
         .create()
         .expect("a consumer can be made");
     let ends = consumer.fetch_watermarks(&setup.topic(RECOVERY), 0, PATIENCE);
-    ends.expect("the broker tells where a topic ends").1
+    ends.expect("the broker reports the end of the topic").1
 }
 
 /// Moves the sweep past an operation's due time, while no process uses the store.
@@ -222,12 +222,12 @@ async fn lose_index_entry(setup: &Setup, id: &str) {
         }
         None => {
             let store = EmbeddedStore::open(EmbeddedConfig::new(setup.path("data/store")));
-            Box::new(store.expect("nobody has the store open"))
+            Box::new(store.expect("no process has the store open"))
         }
     };
     let id = OperationId(id.parse().expect("an id is a UUID"));
     let rows = store.get_many(vec![id]).await.expect("rows can be read");
-    let row = rows.into_iter().next().expect("one was asked for");
+    let row = rows.into_iter().next().expect("one was requested");
     let row = row.expect("it can be read").expect("it is there");
     let due = row.state.next_due.expect("it is due");
     let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_AGAIN + 1);

@@ -30,8 +30,7 @@ fn deliveries() -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_fails_and_however_often_up_is_killed_every_delivery_ends_and_the_ledger_balances()
-{
+async fn faults_and_kills_of_up_lose_and_duplicate_no_delivery() {
     let mut setup = Setting::hasty().with_faults(&faults()).setup();
     let up = setup.up();
     let setup = Arc::new(setup);
@@ -41,8 +40,7 @@ async fn whatever_fails_and_however_often_up_is_killed_every_delivery_ends_and_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_fails_and_however_often_agents_are_killed_every_delivery_ends_and_the_ledger_balances()
- {
+async fn faults_and_kills_of_agents_lose_and_duplicate_no_delivery() {
     let mut setup = Setting::hasty().setup();
     let up = setup.start(
         "up",
@@ -132,7 +130,7 @@ async fn end_in_balance(setup: &Setup, prefix: &str, ids: &[String]) {
     let refused = ids.len() / 100..ids.len() / 4;
     assert!(refused.contains(&compensated), "{ends:?}");
     assert!(processed > ids.len() / 2, "{ends:?}");
-    assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
+    assert_eq!(cancelled, 0, "no operation was cancelled: {ends:?}");
     // No undo was refused, and this workflow compensates every permanent failure. Only after too
     // many failures of an undo may a delivery be parked.
     assert_eq!(error, 0, "{ends:?}");
@@ -176,7 +174,7 @@ async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_metric_that_is_shown_is_in_the_documents_and_the_other_way_round() {
+async fn exactly_the_documented_metrics_are_exported() {
     let mut setup = Setting::hasty().with_faults(&faults()).setup();
     let _up = setup.up();
     setup.ready().await;

@@ -24,7 +24,7 @@ const NOT_ATTEMPTED: f64 = 250.0;
 const OPENING: f64 = 30.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workflow() {
+async fn an_outage_of_one_service_blocks_no_other_workflow() {
     const DELIVERIES: usize = 100;
     const ERRANDS: usize = 100;
     // The drone service is in another process, so that it can stop alone.

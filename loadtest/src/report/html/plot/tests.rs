@@ -66,7 +66,7 @@ fn names_of_phases_go_to_a_second_row_and_then_are_left_out() {
 }
 
 #[test]
-fn a_value_between_gaps_is_a_dot_and_others_a_path() {
+fn isolated_values_are_dots_and_others_a_path() {
     let page = written(&plot(
         &[],
         vec![Some(1.0), Some(2.0), None, Some(1.0), None],
@@ -78,7 +78,7 @@ fn a_value_between_gaps_is_a_dot_and_others_a_path() {
 }
 
 #[test]
-fn a_plot_of_nothing_says_so() {
+fn an_empty_plot_says_so() {
     let page = written(&plot(&[("all", 0.0, 100.0)], vec![None, None]));
     assert!(
         page.contains("No data.") && !page.contains("<svg"),

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_for_one_tenant_names_no_operation_that_is_not_its_own() {
+    fn a_cursor_contains_no_operation_of_another_tenant() {
         let tenants = Tenants::One("acme".into());
         for order in [AttentionOrder::OldestFirst, AttentionOrder::NewestFirst] {
             let began = beginning(order);

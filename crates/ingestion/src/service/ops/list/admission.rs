@@ -2,7 +2,7 @@
 //!
 //! A list reads up to 2,000 rows for a request of one line. So lists are read one at a time, with
 //! pauses, and repeated requests cannot take the CPU that operations need. Tenants take turns: one
-//! list of each tenant waits for the next turn, and the tenant's other lists wait behind it.
+//! list of each tenant waits for the next permit, and the tenant's other lists wait behind it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, Weak};
@@ -14,7 +14,7 @@ use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
 
 use crate::measure::{LISTS, LISTS_MAX};
-use crate::shares::{Places, Share};
+use crate::tenant_semaphore::{Permit, TenantSemaphore};
 
 /// The pause after a piece, as a multiple of the time that reading it took.
 const PAUSE: u32 = 3;
@@ -26,52 +26,52 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 
 /// The lists that are being read, or wait.
 #[derive(Debug)]
-pub struct Lists {
-    places: Places,
-    /// By tenant, the lock of its list that is being read or waits for the next turn.
+pub struct ListAdmission {
+    waiting: TenantSemaphore,
+    /// By tenant, the lock of its list that is being read or waits for the next permit.
     tenant_locks: std::sync::Mutex<HashMap<Arc<str>, Weak<Mutex<()>>>>,
-    /// No list is read until this time. Locked by the list whose turn it is.
+    /// No list is read until this time. Locked by the list that is being read.
     paused_until: Mutex<Instant>,
 }
 
-/// The turn of one list.
+/// Allows one list to be read.
 #[derive(Debug)]
-pub struct Turn<'a> {
+pub struct ListPermit<'a> {
     paused_until: MutexGuard<'a, Instant>,
     began: Instant,
     _tenant_lock: OwnedMutexGuard<()>,
-    _place: Share,
+    _waiting: Permit,
 }
 
-impl Lists {
+impl ListAdmission {
     /// Allows `max` lists at once.
     pub fn new(max: usize) -> Self {
         Self {
-            places: Places::new(max, LISTS.of([]), &LISTS_MAX.of([])),
+            waiting: TenantSemaphore::new(max, LISTS.of([]), &LISTS_MAX.of([])),
             tenant_locks: std::sync::Mutex::default(),
             paused_until: Mutex::new(Instant::now()),
         }
     }
 
-    /// Waits for the caller's turn. Dropping the result ends the turn.
+    /// Waits until the caller's list may be read. While the permit is held, no other list is read.
     ///
     /// # Errors
     ///
     /// If too many lists wait already.
-    pub async fn turn(&self, tenants: &Tenants) -> Result<Turn<'_>, Problem> {
-        let place = self.places.share(tenants, 1);
-        let place = place.ok_or_else(|| {
+    pub async fn admit(&self, tenants: &Tenants) -> Result<ListPermit<'_>, Problem> {
+        let waiting = self.waiting.acquire(tenants, 1);
+        let waiting = waiting.ok_or_else(|| {
             let detail = "Too many lists are being read.";
             Problem::new(Kind::Overloaded, detail)
         })?;
         let tenant_lock = self.tenant_lock(tenants).lock_owned().await;
         let paused_until = self.paused_until.lock().await;
         sleep_until(*paused_until).await;
-        Ok(Turn {
+        Ok(ListPermit {
             paused_until,
             began: Instant::now(),
             _tenant_lock: tenant_lock,
-            _place: place,
+            _waiting: waiting,
         })
     }
 
@@ -92,7 +92,7 @@ impl Lists {
     }
 }
 
-impl Turn<'_> {
+impl ListPermit<'_> {
     /// Pauses between two pieces.
     pub async fn pause(&mut self) {
         self.piece_ended();
@@ -110,7 +110,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ListPermit<'_> {
     fn drop(&mut self) {
         self.piece_ended();
     }
@@ -128,41 +128,41 @@ mod tests {
     const PIECE: Duration = Duration::from_millis(20);
 
     #[tokio::test]
-    async fn between_pieces_and_between_lists_nothing_is_read_for_longer_than_reading_took() {
-        let lists = Lists::new(2);
-        let mut turn = lists.turn(&Tenants::All).await.unwrap();
+    async fn a_pause_follows_each_piece_and_each_list() {
+        let lists = ListAdmission::new(2);
+        let mut permit = lists.admit(&Tenants::All).await.unwrap();
         for _ in 0..2 {
             sleep(PIECE).await;
             let read = Instant::now();
-            turn.pause().await;
+            permit.pause().await;
             assert!(read.elapsed() >= PAUSE * PIECE);
         }
         sleep(PIECE).await;
         let read = Instant::now();
-        drop(turn);
-        drop(lists.turn(&Tenants::All).await.unwrap());
+        drop(permit);
+        drop(lists.admit(&Tenants::All).await.unwrap());
         assert!(read.elapsed() >= PAUSE * PIECE);
     }
 
     #[tokio::test]
-    async fn a_list_that_is_dropped_in_a_pause_makes_it_hardly_longer() {
-        let lists = Lists::new(2);
-        let mut turn = lists.turn(&Tenants::All).await.unwrap();
+    async fn a_list_that_is_dropped_in_a_pause_begins_no_other_pause() {
+        let lists = ListAdmission::new(2);
+        let mut permit = lists.admit(&Tenants::All).await.unwrap();
         sleep(PIECE).await;
-        assert!(poll!(pin!(turn.pause())).is_pending());
-        let until = *turn.paused_until;
-        drop(turn);
+        assert!(poll!(pin!(permit.pause())).is_pending());
+        let until = *permit.paused_until;
+        drop(permit);
         assert!(*lists.paused_until.lock().await <= until + PAUSE_MIN);
     }
 
     #[tokio::test]
-    async fn tenants_take_turns_however_many_lists_one_of_them_asks_for() {
-        let lists = Lists::new(8);
+    async fn a_tenant_with_many_lists_delays_another_tenant_by_one_list() {
+        let lists = ListAdmission::new(8);
         let [many, few] = ["many", "few"].map(|name| Tenants::One(name.into()));
-        let first = lists.turn(&many).await.unwrap();
-        let mut second = pin!(lists.turn(&many));
+        let first = lists.admit(&many).await.unwrap();
+        let mut second = pin!(lists.admit(&many));
         assert!(poll!(second.as_mut()).is_pending());
-        let mut other = pin!(lists.turn(&few));
+        let mut other = pin!(lists.admit(&few));
         assert!(poll!(other.as_mut()).is_pending());
         drop(first);
         assert!(poll!(second.as_mut()).is_pending());
@@ -170,7 +170,7 @@ mod tests {
         assert!(poll!(second.as_mut()).is_pending());
         drop(other);
         drop(second.await.unwrap());
-        drop(lists.turn(&few).await.unwrap());
+        drop(lists.admit(&few).await.unwrap());
         assert_eq!(
             lists.tenant_locks.lock().unwrap().len(),
             1,
@@ -179,19 +179,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lists_take_turns_and_too_many_are_refused() {
-        let lists = Lists::new(2);
-        let first = lists.turn(&Tenants::All).await.unwrap();
-        let mut second = pin!(lists.turn(&Tenants::All));
+    async fn one_list_is_read_at_a_time_and_too_many_are_refused() {
+        let lists = ListAdmission::new(2);
+        let first = lists.admit(&Tenants::All).await.unwrap();
+        let mut second = pin!(lists.admit(&Tenants::All));
         assert!(poll!(second.as_mut()).is_pending());
-        let refused = lists.turn(&Tenants::All).await.unwrap_err();
+        let refused = lists.admit(&Tenants::All).await.unwrap_err();
         assert_eq!(refused.status(), 503);
         assert!(refused.retry_after().is_some());
-        // The second list waits for the first one's turn, not for a pause.
+        // The second list waits until the first one's permit is dropped, not for a pause.
         sleep(2 * PAUSE_MIN).await;
         assert!(poll!(second.as_mut()).is_pending());
         drop(first);
         drop(second.await.unwrap());
-        drop(lists.turn(&Tenants::All).await.unwrap());
+        drop(lists.admit(&Tenants::All).await.unwrap());
     }
 }

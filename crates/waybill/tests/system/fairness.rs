@@ -13,7 +13,7 @@ use waybill_messages::Record as _;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 /// Requests of a tenant that sends all at once.
-const CROWD: usize = 300;
+const BACKLOG: usize = 300;
 /// The number of later requests: of another tenant, and of high priority.
 const FEW: usize = 6;
 /// How many of the first tenant's requests may end before any of the few: those admitted in turn
@@ -40,17 +40,17 @@ async fn a_tenants_backlog_delays_neither_other_tenants_nor_high_priority_and_co
         };
         (0..count).map(request).collect()
     };
-    send(&setup, of("crowd", CROWD, "noisy", false)).await;
+    send(&setup, of("backlog", BACKLOG, "noisy", false)).await;
     send(&setup, of("calm", FEW, "calm", false)).await;
     send(&setup, of("fast", FEW, "noisy", true)).await;
     run(&setup, true).await;
-    let ended = ended(&setup, CROWD + 2 * FEW);
+    let ended = ended(&setup, BACKLOG + 2 * FEW);
     for prefix in ["calm", "fast"] {
         let last = ended.iter().rposition(|id| id.starts_with(prefix));
         let last = last.expect("they have ended");
         let ahead = ended[..last].iter();
-        let ahead = ahead.filter(|id| id.starts_with("crowd")).count();
-        println!("measured: {ahead} of the crowd ended before the last of {prefix}");
+        let ahead = ahead.filter(|id| id.starts_with("backlog")).count();
+        println!("measured: {ahead} of the backlog ended before the last of {prefix}");
         assert!(
             ahead < AHEAD_MAX,
             "{ahead} ended before the last of {prefix}"
@@ -63,13 +63,13 @@ async fn a_tenants_backlog_delays_neither_other_tenants_nor_high_priority_and_co
 fn ended(setup: &Setup, count: usize) -> Vec<String> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", setup.address("broker").to_string())
-        .set("group.id", "turns")
+        .set("group.id", "fairness")
         .create()
         .expect("a consumer can be made");
     let mut from = TopicPartitionList::new();
     from.add_partition_offset(&setup.topic("operation-status"), 0, Offset::Beginning)
         .expect("it is an offset");
-    consumer.assign(&from).expect("the topic is there");
+    consumer.assign(&from).expect("the topic exists");
     let deadline = Instant::now() + PATIENCE;
     let mut ended = Vec::new();
     while ended.len() < count {
@@ -81,7 +81,7 @@ fn ended(setup: &Setup, count: usize) -> Vec<String> {
         let Some(record) = consumer.poll(Duration::from_millis(100)) else {
             continue;
         };
-        let record = record.expect("the broker is there");
+        let record = record.expect("the broker answers");
         let status = OperationStatus::decode(record.payload().expect("it has a value"));
         let status = status.expect("it is a status");
         if status.kind == StatusKind::Final {

@@ -1,7 +1,7 @@
-//! The book of a run: accepted, refused and ended requests, by phase, tenant, kind and second.
+//! The results of a run: accepted, refused and ended requests, by phase, tenant, kind and second.
 //!
-//! The senders, the reader of the status topic and the sampler share it, under a lock that is held
-//! only briefly. Accepted operations stay in the book to the end, because a final state may be
+//! The senders, the reader of the status topic and the sampler share them, under a lock that is held
+//! only briefly. Accepted operations are kept to the end, because a final state may be
 //! followed by another and the judge needs all of them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,12 +19,12 @@ use crate::tally::{IdHasher, Tally};
 const ROOM_MAX: u64 = 20_000_000;
 
 /// The results of a run so far. Times are relative to the first intended one.
-pub struct Book {
+pub struct RunResults {
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    /// The first intended time. Until it is set, times are relative to the creation of the book.
+    /// The first intended time. Until it is set, times are relative to the creation of this value.
     began: Instant,
     known: HashMap<OperationId, Accepted, BuildHasherDefault<IdHasher>>,
     /// Operations that were final before the answer to their request arrived.
@@ -105,7 +105,7 @@ const EXAMPLES_MAX: usize = 5;
 /// The maximum length of an example.
 const EXAMPLE_CHARS_MAX: usize = 300;
 
-/// The final contents of the book.
+/// The results after the run.
 pub struct Outcome {
     /// All requests.
     pub tally: Tally,
@@ -136,8 +136,8 @@ impl Outcome {
     }
 }
 
-impl Book {
-    /// A book for this many requests.
+impl RunResults {
+    /// Empty results for this many requests.
     pub fn new(requests: u64, phases: usize, tenants: usize) -> Self {
         let room = usize::try_from(requests.min(ROOM_MAX)).unwrap_or_default();
         Self {
@@ -169,11 +169,11 @@ impl Book {
         self.inner().accepted(id, drawn, intended, at);
     }
 
-    /// Records a request that was not accepted. Status 0 means no answer. `said` is the answer, or
+    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer, or
     /// why there is none.
-    pub fn refused(&self, drawn: Drawn, status: u16, said: &str) {
+    pub fn refused(&self, drawn: Drawn, status: u16, message: &str) {
         let mut inner = self.inner();
-        inner.refuse(status, 1, said);
+        inner.refuse(status, 1, message);
         inner.last_answer = Some(Instant::now());
         let kind = inner.kind(drawn.kind);
         kind.answered += 1;
@@ -294,12 +294,12 @@ impl Inner {
         })
     }
 
-    fn refuse(&mut self, status: u16, count: u64, said: &str) {
+    fn refuse(&mut self, status: u16, count: u64, message: &str) {
         self.since.refused += count;
         let refused = self.refused.entry(status).or_default();
         refused.count += count;
         if refused.example.is_empty() {
-            refused.example = said.chars().take(EXAMPLE_CHARS_MAX).collect();
+            refused.example = message.chars().take(EXAMPLE_CHARS_MAX).collect();
         }
     }
 
@@ -389,31 +389,31 @@ mod tests {
         }
     }
 
-    fn book(began: Instant) -> Book {
-        let book = Book::new(1, 1, 1);
-        book.begin(began);
-        book
+    fn results(began: Instant) -> RunResults {
+        let results = RunResults::new(1, 1, 1);
+        results.begin(began);
+        results
     }
 
-    fn state(book: &Book) -> Option<ProcessState> {
-        book.states()[&id()].1
+    fn state(results: &RunResults) -> Option<ProcessState> {
+        results.states()[&id()].1
     }
 
     #[test]
-    fn the_highest_sequence_wins_in_whatever_order_the_states_come() {
+    fn the_highest_sequence_wins_in_any_order() {
         let now = Instant::now();
-        let book = book(now);
-        book.accepted(id(), drawn(Kind::Drone), now, now);
-        book.ended([end(ProcessState::Error, 1, now)].into_iter());
-        assert_eq!(state(&book), Some(ProcessState::Error));
-        assert_eq!(book.outcome().kinds[&Kind::Drone].as_meant, 0);
+        let results = results(now);
+        results.accepted(id(), drawn(Kind::Drone), now, now);
+        results.ended([end(ProcessState::Error, 1, now)].into_iter());
+        assert_eq!(state(&results), Some(ProcessState::Error));
+        assert_eq!(results.outcome().kinds[&Kind::Drone].as_meant, 0);
         let later = [
             end(ProcessState::Processed, 2, now),
             end(ProcessState::Error, 1, now),
         ];
-        book.ended(later.into_iter());
-        assert_eq!(state(&book), Some(ProcessState::Processed));
-        let outcome = book.outcome();
+        results.ended(later.into_iter());
+        assert_eq!(state(&results), Some(ProcessState::Processed));
+        let outcome = results.outcome();
         assert_eq!((outcome.tally.ended, outcome.open()), (1, 0));
         assert_eq!(outcome.kinds[&Kind::Drone].as_meant, 1);
     }
@@ -421,30 +421,30 @@ mod tests {
     #[test]
     fn an_operation_that_ended_before_its_answer_counts_once_with_its_newest_state() {
         let now = Instant::now();
-        let book = book(now);
+        let results = results(now);
         let early = [
             end(ProcessState::Error, 1, now),
             end(ProcessState::Compensated, 2, now),
         ];
-        book.ended(early.into_iter());
-        assert!(book.all_ended(), "nothing was accepted");
-        book.accepted(id(), drawn(Kind::Drone), now, now);
-        assert_eq!(state(&book), Some(ProcessState::Compensated));
-        assert!(book.all_ended() && book.inner().early.is_empty());
+        results.ended(early.into_iter());
+        assert!(results.all_ended(), "nothing was accepted");
+        results.accepted(id(), drawn(Kind::Drone), now, now);
+        assert_eq!(state(&results), Some(ProcessState::Compensated));
+        assert!(results.all_ended() && results.inner().early.is_empty());
     }
 
     #[test]
     fn the_latency_is_that_of_the_first_final_state_from_the_intended_time() {
         let began = Instant::now();
         let intended = began + Duration::from_secs(1);
-        let book = book(began);
+        let results = results(began);
         let answered = intended + Duration::from_millis(5);
-        book.accepted(id(), drawn(Kind::Drone), intended, answered);
+        results.accepted(id(), drawn(Kind::Drone), intended, answered);
         let first = intended + Duration::from_millis(20);
-        book.ended([end(ProcessState::Error, 1, first)].into_iter());
+        results.ended([end(ProcessState::Error, 1, first)].into_iter());
         let later = intended + Duration::from_secs(60);
-        book.ended([end(ProcessState::Processed, 2, later)].into_iter());
-        let outcome = book.outcome();
+        results.ended([end(ProcessState::Processed, 2, later)].into_iter());
+        let outcome = results.outcome();
         for tally in [&outcome.tally, &outcome.phases[0], &outcome.tenants[0]] {
             assert_eq!((tally.accepted, tally.ended), (1, 1));
             assert!((5_000..5_010).contains(&tally.acceptance_us.max()));
@@ -454,13 +454,13 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_request_is_to_be_refused_and_a_good_one_is_not() {
-        let book = book(Instant::now());
-        book.refused(drawn(Kind::Malformed), 422, "it is not well-formed");
-        book.refused(drawn(Kind::Malformed), 500, "");
-        book.refused(drawn(Kind::Drone), 503, "busy");
-        book.refused(drawn(Kind::Drone), 503, "still busy");
-        let outcome = book.outcome();
+    fn only_malformed_requests_are_expected_to_be_refused() {
+        let results = results(Instant::now());
+        results.refused(drawn(Kind::Malformed), 422, "it is not well-formed");
+        results.refused(drawn(Kind::Malformed), 500, "");
+        results.refused(drawn(Kind::Drone), 503, "busy");
+        results.refused(drawn(Kind::Drone), 503, "still busy");
+        let outcome = results.outcome();
         assert_eq!(outcome.kinds[&Kind::Malformed].as_meant, 1);
         assert_eq!(outcome.refused_good, 2);
         let refused = |count, example: &str| Refused {
@@ -476,17 +476,17 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_has_what_came_since_the_last_one() {
+    fn an_interval_counts_since_the_last_one() {
         let now = Instant::now();
-        let book = book(now);
-        book.accepted(id(), drawn(Kind::Drone), now, now);
-        let first = book.take_interval();
+        let results = results(now);
+        results.accepted(id(), drawn(Kind::Drone), now, now);
+        let first = results.take_interval();
         assert_eq!(
             (first.tally.accepted, first.tally.ended, first.open),
             (1, 0, 1)
         );
-        book.ended([end(ProcessState::Processed, 1, now)].into_iter());
-        let second = book.take_interval();
+        results.ended([end(ProcessState::Processed, 1, now)].into_iter());
+        let second = results.take_interval();
         assert_eq!(
             (second.tally.accepted, second.tally.ended, second.open),
             (0, 1, 0)

@@ -11,8 +11,8 @@
 //! * Records of a partition leave in the order in which they came. A released record is in flight
 //!   from then on. So more are released only once it was settled, or to the single thread that asks
 //!   for overdue records.
-//! * A waiting record is released exactly once, by [`Lanes::settled`], [`Lanes::overdue`] or
-//!   [`Lanes::close`], and soon: librdkafka counts its delivery timeout only from then on.
+//! * A waiting record is released exactly once, by [`PartitionQueues::settled`], [`PartitionQueues::overdue`] or
+//!   [`PartitionQueues::close`], and soon: librdkafka counts its delivery timeout only from then on.
 //!
 //! A record that is sent by its key does not wait here. When it is settled, it counts for the
 //! partition that it was sent to: a record that waits there may leave early.
@@ -27,27 +27,27 @@ use crate::record::{Header, OutRecord};
 
 /// The partitions with records in flight.
 #[derive(Debug)]
-pub(crate) struct Lanes<D> {
+pub(crate) struct PartitionQueues<D> {
     state: Mutex<State<D>>,
 }
 
 #[derive(Debug)]
 struct State<D> {
-    of_topic: HashMap<String, HashMap<PartitionId, Lane<D>>>,
+    by_topic: HashMap<String, HashMap<PartitionId, PartitionQueue<D>>>,
     closed: bool,
 }
 
 #[derive(Debug)]
-struct Lane<D> {
-    under_way: usize,
-    waiting: Vec<Waiting<D>>,
+struct PartitionQueue<D> {
+    in_flight: usize,
+    waiting: Vec<QueuedRecord<D>>,
     /// When the first waiting record came.
     since: Instant,
 }
 
 /// A waiting record, with its token.
 #[derive(Debug)]
-pub(crate) struct Waiting<D> {
+pub(crate) struct QueuedRecord<D> {
     partition: PartitionId,
     key: Option<Vec<u8>>,
     value: Option<Vec<u8>>,
@@ -55,83 +55,83 @@ pub(crate) struct Waiting<D> {
     pub(crate) token: D,
 }
 
-impl<D> Default for Lanes<D> {
+impl<D> Default for PartitionQueues<D> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State {
-                of_topic: HashMap::new(),
+                by_topic: HashMap::new(),
                 closed: false,
             }),
         }
     }
 }
 
-impl<D> Lanes<D> {
+impl<D> PartitionQueues<D> {
     /// Takes a record. Returns its token if the record is to be sent now; it is then in flight, and
-    /// [`Lanes::settled`] must follow.
+    /// [`PartitionQueues::settled`] must follow.
     pub(crate) fn enter(&self, record: &OutRecord<'_>, token: D) -> Option<D> {
         let mut state = self.state();
         if state.closed {
             return Some(token);
         }
-        let lanes = match state.of_topic.get_mut(record.topic) {
-            Some(lanes) => lanes,
-            None => state.of_topic.entry(record.topic.to_owned()).or_default(),
+        let queues = match state.by_topic.get_mut(record.topic) {
+            Some(queues) => queues,
+            None => state.by_topic.entry(record.topic.to_owned()).or_default(),
         };
-        let Some(lane) = lanes.get_mut(&record.partition) else {
-            let lane = Lane {
-                under_way: 1,
+        let Some(queue) = queues.get_mut(&record.partition) else {
+            let queue = PartitionQueue {
+                in_flight: 1,
                 waiting: Vec::new(),
                 since: Instant::now(),
             };
-            lanes.insert(record.partition, lane);
+            queues.insert(record.partition, queue);
             return Some(token);
         };
-        if lane.waiting.is_empty() {
-            lane.since = Instant::now();
+        if queue.waiting.is_empty() {
+            queue.since = Instant::now();
         }
-        lane.waiting.push(Waiting::of(record, token));
+        queue.waiting.push(QueuedRecord::of(record, token));
         None
     }
 
     /// A record in flight is settled. If it was the last one, returns the records that waited for
     /// it: they are in flight from now on, and must be sent in this order.
-    pub(crate) fn settled(&self, topic: &str, partition: PartitionId) -> Vec<Waiting<D>> {
+    pub(crate) fn settled(&self, topic: &str, partition: PartitionId) -> Vec<QueuedRecord<D>> {
         let mut state = self.state();
-        let Some(lanes) = state.of_topic.get_mut(topic) else {
+        let Some(queues) = state.by_topic.get_mut(topic) else {
             return Vec::new();
         };
-        let Some(lane) = lanes.get_mut(&partition) else {
+        let Some(queue) = queues.get_mut(&partition) else {
             return Vec::new();
         };
-        lane.under_way -= 1;
-        if lane.under_way > 0 {
+        queue.in_flight -= 1;
+        if queue.in_flight > 0 {
             return Vec::new();
         }
-        if lane.waiting.is_empty() {
-            lanes.remove(&partition);
-            if lanes.is_empty() {
-                state.of_topic.remove(topic);
+        if queue.waiting.is_empty() {
+            queues.remove(&partition);
+            if queues.is_empty() {
+                state.by_topic.remove(topic);
             }
             return Vec::new();
         }
-        lane.under_way = lane.waiting.len();
-        std::mem::take(&mut lane.waiting)
+        queue.in_flight = queue.waiting.len();
+        std::mem::take(&mut queue.waiting)
     }
 
-    /// The records that have waited for `patience` behind others in flight, by topic and partition.
+    /// The records that have waited for `longest` behind others in flight, by topic and partition.
     /// They are in flight from now on, and must be sent in this order. Only one thread may call
     /// this.
     pub(crate) fn overdue(
         &self,
-        patience: Duration,
-    ) -> Vec<(String, PartitionId, Vec<Waiting<D>>)> {
+        longest: Duration,
+    ) -> Vec<(String, PartitionId, Vec<QueuedRecord<D>>)> {
         let mut overdue = Vec::new();
-        for (topic, lanes) in &mut self.state().of_topic {
-            for (&partition, lane) in lanes {
-                if !lane.waiting.is_empty() && lane.since.elapsed() >= patience {
-                    lane.under_way += lane.waiting.len();
-                    overdue.push((topic.clone(), partition, std::mem::take(&mut lane.waiting)));
+        for (topic, queues) in &mut self.state().by_topic {
+            for (&partition, queue) in queues {
+                if !queue.waiting.is_empty() && queue.since.elapsed() >= longest {
+                    queue.in_flight += queue.waiting.len();
+                    overdue.push((topic.clone(), partition, std::mem::take(&mut queue.waiting)));
                 }
             }
         }
@@ -140,18 +140,18 @@ impl<D> Lanes<D> {
 
     /// Whether no record is in flight.
     pub(crate) fn are_idle(&self) -> bool {
-        self.state().of_topic.is_empty()
+        self.state().by_topic.is_empty()
     }
 
     /// Lets no record wait from now on. Returns those that did.
-    pub(crate) fn close(&self) -> Vec<Waiting<D>> {
+    pub(crate) fn close(&self) -> Vec<QueuedRecord<D>> {
         let mut state = self.state();
         state.closed = true;
-        let lanes = std::mem::take(&mut state.of_topic);
-        lanes
+        let queues = std::mem::take(&mut state.by_topic);
+        queues
             .into_values()
             .flat_map(HashMap::into_values)
-            .flat_map(|lane| lane.waiting)
+            .flat_map(|queue| queue.waiting)
             .collect()
     }
 
@@ -160,7 +160,7 @@ impl<D> Lanes<D> {
     }
 }
 
-impl<D> Waiting<D> {
+impl<D> QueuedRecord<D> {
     fn of(record: &OutRecord<'_>, token: D) -> Self {
         let headers = record.headers.iter();
         Self {
@@ -205,46 +205,46 @@ mod tests {
 
     const PARTITION: PartitionId = PartitionId(3);
 
-    fn enter(lanes: &Lanes<u32>, token: u32) -> Option<u32> {
-        lanes.enter(&OutRecord::new("t", PARTITION, b"key", b"value"), token)
+    fn enter(queues: &PartitionQueues<u32>, token: u32) -> Option<u32> {
+        queues.enter(&OutRecord::new("t", PARTITION, b"key", b"value"), token)
     }
 
-    fn tokens(released: Vec<Waiting<u32>>) -> Vec<u32> {
+    fn tokens(released: Vec<QueuedRecord<u32>>) -> Vec<u32> {
         released.into_iter().map(|waiting| waiting.token).collect()
     }
 
     #[test]
     fn records_that_arrive_during_a_send_leave_together_when_it_is_settled() {
-        let lanes = Lanes::default();
-        assert_eq!(enter(&lanes, 1), Some(1));
-        assert_eq!(enter(&lanes, 2), None);
-        assert_eq!(enter(&lanes, 3), None);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [2, 3]);
+        let queues = PartitionQueues::default();
+        assert_eq!(enter(&queues, 1), Some(1));
+        assert_eq!(enter(&queues, 2), None);
+        assert_eq!(enter(&queues, 3), None);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [2, 3]);
         // Both are in flight now, and the next waits for both.
-        assert_eq!(enter(&lanes, 4), None);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(enter(&queues, 4), None);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [4]);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
         // Idle again.
-        assert_eq!(enter(&lanes, 5), Some(5));
+        assert_eq!(enter(&queues, 5), Some(5));
     }
 
     #[test]
-    fn partitions_and_topics_do_not_wait_for_each_other() {
-        let lanes = Lanes::default();
-        assert_eq!(enter(&lanes, 1), Some(1));
+    fn queues_of_partitions_and_topics_are_independent() {
+        let queues = PartitionQueues::default();
+        assert_eq!(enter(&queues, 1), Some(1));
         let beside = OutRecord::new("t", PartitionId(4), b"", b"");
-        assert_eq!(lanes.enter(&beside, 2), Some(2));
+        assert_eq!(queues.enter(&beside, 2), Some(2));
         let elsewhere = OutRecord::new("u", PARTITION, b"", b"");
-        assert_eq!(lanes.enter(&elsewhere, 3), Some(3));
-        assert_eq!(enter(&lanes, 4), None);
-        assert_eq!(tokens(lanes.settled("u", PARTITION)), [0; 0]);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
+        assert_eq!(queues.enter(&elsewhere, 3), Some(3));
+        assert_eq!(enter(&queues, 4), None);
+        assert_eq!(tokens(queues.settled("u", PARTITION)), [0; 0]);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [4]);
     }
 
     #[test]
-    fn what_waits_is_the_record_that_came() {
-        let lanes = Lanes::default();
+    fn a_queued_record_is_sent_unchanged() {
+        let queues = PartitionQueues::default();
         let header = Header {
             key: "h",
             value: None,
@@ -256,9 +256,9 @@ mod tests {
             value: Some(b"value"),
             headers: &[header],
         };
-        assert_eq!(lanes.enter(&record, 1), Some(1));
-        assert_eq!(lanes.enter(&record, 2), None);
-        let waiting = lanes.settled("t", PARTITION).pop().unwrap();
+        assert_eq!(queues.enter(&record, 1), Some(1));
+        assert_eq!(queues.enter(&record, 2), None);
+        let waiting = queues.settled("t", PARTITION).pop().unwrap();
         assert_eq!((waiting.bytes(), waiting.partition()), (5, PARTITION));
         waiting.send("t", |sent, token| {
             assert_eq!(token, 2);
@@ -267,49 +267,49 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_waited_for_long_is_sent_during_another_send() {
-        let lanes = Lanes::default();
-        assert!(lanes.are_idle());
-        assert_eq!(enter(&lanes, 1), Some(1));
-        assert_eq!(enter(&lanes, 2), None);
-        assert_eq!(enter(&lanes, 3), None);
-        assert!(lanes.overdue(Duration::from_secs(3600)).is_empty());
-        let (topic, partition, overdue) = lanes.overdue(Duration::ZERO).pop().unwrap();
+    fn an_overdue_record_is_sent_while_others_are_in_flight() {
+        let queues = PartitionQueues::default();
+        assert!(queues.are_idle());
+        assert_eq!(enter(&queues, 1), Some(1));
+        assert_eq!(enter(&queues, 2), None);
+        assert_eq!(enter(&queues, 3), None);
+        assert!(queues.overdue(Duration::from_secs(3600)).is_empty());
+        let (topic, partition, overdue) = queues.overdue(Duration::ZERO).pop().unwrap();
         assert_eq!((topic.as_str(), partition), ("t", PARTITION));
         assert_eq!(tokens(overdue), [2, 3]);
-        assert!(lanes.overdue(Duration::ZERO).is_empty());
+        assert!(queues.overdue(Duration::ZERO).is_empty());
         // All three are in flight, and the next waits for them.
-        assert_eq!(enter(&lanes, 4), None);
+        assert_eq!(enter(&queues, 4), None);
         for _ in 0..2 {
-            assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+            assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
         }
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
-        assert!(lanes.are_idle());
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [4]);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
+        assert!(queues.are_idle());
     }
 
     #[test]
-    fn nothing_waits_once_they_are_closed() {
-        let lanes = Lanes::default();
-        assert_eq!(enter(&lanes, 1), Some(1));
-        assert_eq!(enter(&lanes, 2), None);
-        assert_eq!(tokens(lanes.close()), [2]);
-        assert_eq!(enter(&lanes, 3), Some(3));
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+    fn closed_queues_hold_no_record() {
+        let queues = PartitionQueues::default();
+        assert_eq!(enter(&queues, 1), Some(1));
+        assert_eq!(enter(&queues, 2), None);
+        assert_eq!(tokens(queues.close()), [2]);
+        assert_eq!(enter(&queues, 3), Some(3));
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
     }
 
     #[test]
-    fn a_word_too_many_is_harmless() {
-        let lanes: Lanes<u32> = Lanes::default();
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
-        assert_eq!(enter(&lanes, 1), Some(1));
+    fn a_settlement_without_a_record_in_flight_is_ignored() {
+        let queues: PartitionQueues<u32> = PartitionQueues::default();
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(enter(&queues, 1), Some(1));
         // A record that was sent by its key, into this partition.
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
-        assert_eq!(enter(&lanes, 2), Some(2));
-        assert_eq!(enter(&lanes, 3), None);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [3]);
-        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
-        assert!(lanes.are_idle());
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(enter(&queues, 2), Some(2));
+        assert_eq!(enter(&queues, 3), None);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [3]);
+        assert_eq!(tokens(queues.settled("t", PARTITION)), [0; 0]);
+        assert!(queues.are_idle());
     }
 }

@@ -1,11 +1,11 @@
-//! The courses of orders, also after a process was killed in the middle.
+//! The outcomes of orders, also after a process was killed in the middle.
 
 use crate::shop::{Member, Shop, wait_until, wait_until_or_say};
 
 const REQUESTS: &str = "waybill.operation-requests.v1";
 
 #[test]
-fn an_order_is_carried_out_whole_or_undone_whole() {
+fn an_order_is_completed_or_undone() {
     let Some(shop) = Shop::open() else { return };
     shop.order("1", &["--quantity", "2"]);
     shop.order("2", &["--token", "declined"]);
@@ -43,7 +43,7 @@ fn an_order_is_carried_out_whole_or_undone_whole() {
     ] {
         shop.wait_for_status(id, status);
         let query = format!("SELECT split_part(reason, ':', 1) FROM orders WHERE id = '{id}'");
-        wait_until(&format!("the reason of order {id} is told"), || {
+        wait_until(&format!("the reason of order {id} is stored"), || {
             shop.postgres.ask(&query) == reason
         });
         assert_eq!(shop.ledger(id), ledger, "order {id}");
@@ -81,7 +81,7 @@ fn an_order_killed_before_its_commit_leaves_nothing() {
     ordering.wait().unwrap();
     drop(lock);
     let orders = "SELECT count(*) FROM orders";
-    wait_until("nothing of it is under way", || {
+    wait_until("no step is running", || {
         shop.postgres
             .number("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO o%'")
             == 0
@@ -93,7 +93,7 @@ fn an_order_killed_before_its_commit_leaves_nothing() {
 }
 
 #[test]
-fn a_relay_that_dies_before_it_marks_what_it_sent_sends_the_same_request_again() {
+fn a_relay_killed_before_its_mark_sends_the_same_request_again() {
     let Some(mut shop) = Shop::open() else { return };
     shop.kill(Member::Relay);
     shop.order("1", &[]);
@@ -142,8 +142,8 @@ fn a_listener_killed_before_it_stores_an_event_receives_it_again() {
     let query = "SELECT count(*) >= 5 AND count(*) = max(sequence) FROM news";
     let by = "SELECT string_agg(sequence || ' by ' || topic, ', ' ORDER BY sequence) FROM news";
     wait_until_or_say(
-        "all is told",
+        "all states are stored",
         || shop.postgres.ask(query) == "t",
-        || format!("told: {}\n{}", shop.postgres.ask(by), shop.logs()),
+        || format!("stored: {}\n{}", shop.postgres.ask(by), shop.logs()),
     );
 }

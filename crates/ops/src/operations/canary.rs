@@ -48,7 +48,7 @@ impl FromStr for Canary {
 
 /// The results of a run so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Course {
+pub(super) struct RunResults {
     canary_failures_max: u64,
     settled: u64,
     failed: u64,
@@ -67,7 +67,7 @@ pub(super) enum Halt {
     Share { failed: u64, settled: u64 },
 }
 
-impl Course {
+impl RunResults {
     pub(super) fn new(canary_failures_max: u64) -> Self {
         Self {
             canary_failures_max,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn canaries_are_a_share_rounded_up_or_a_number_and_never_more_than_there_are() {
+    fn canaries_are_a_share_or_a_number_up_to_the_total() {
         for (text, matching, expected) in [
             ("1%", 0, 0),
             ("1%", 1, 1),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn no_canary_at_all_is_refused() {
+    fn zero_canaries_are_refused() {
         for bad in ["0", "0%", "101%", "-1", "1.5%", "%", "", "one"] {
             assert!(bad.parse::<Canary>().is_err(), "{bad}");
         }
@@ -164,24 +164,24 @@ mod tests {
             (2, 2, 0, false),
             (2, 1, 2, true),
         ] {
-            let mut course = Course::new(allowed);
-            (0..failed).for_each(|_| course.settle(true));
-            course.settle(false);
+            let mut results = RunResults::new(allowed);
+            (0..failed).for_each(|_| results.settle(true));
+            results.settle(false);
             let halt = Halt::Canaries {
                 failed,
                 open,
                 allowed,
             };
-            assert_eq!(course.canaries_halt(open), halts.then_some(halt));
+            assert_eq!(results.canaries_halt(open), halts.then_some(halt));
         }
     }
 
     #[test]
-    fn a_share_above_a_fifth_halts_once_there_are_enough_to_take_it_of() {
+    fn failures_above_a_fifth_halt_after_five_results() {
         let halt = |failed: u64, settled: u64| {
-            let mut course = Course::new(0);
-            (0..settled).for_each(|number| course.settle(number < failed));
-            course.share_halts()
+            let mut results = RunResults::new(0);
+            (0..settled).for_each(|number| results.settle(number < failed));
+            results.share_halts()
         };
         assert_eq!(halt(4, 4), None);
         assert_eq!(halt(1, 5), None);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_halt_reports_what_was_seen_and_what_is_allowed() {
+    fn a_halt_reports_the_failures_and_the_limit() {
         let text = |failed, open| {
             let halt = Halt::Canaries {
                 failed,

@@ -108,7 +108,7 @@ impl Setup {
         let consumer: BaseConsumer = self
             .client
             .clone()
-            .set("group.id", format!("strangers-{topic}-{count}"))
+            .set("group.id", format!("direct-requests-{topic}-{count}"))
             .set("auto.offset.reset", "earliest")
             .create()
             .unwrap();
@@ -163,7 +163,7 @@ fn request(caller_id: &str, input: &Value) -> CreateRequest {
 }
 
 #[test]
-fn a_request_from_anybody_is_as_good_as_one_by_http() {
+fn a_request_on_the_topic_is_treated_like_one_over_http() {
     let setup = Setup::start();
     setup.write(request("d-1", &delivery()));
     setup.wait_for_state("d-1", "Processed");

@@ -1,14 +1,14 @@
-//! A bound that tenants share.
+//! A semaphore that tenants share.
 //!
 //! What must hold: no tenant takes all of it while others need some. Alone, a tenant may use the
-//! whole bound. As soon as another tenant holds a share, or was refused one recently, it gets at
+//! whole semaphore. As soon as another tenant holds a permit, or was refused one recently, it gets at
 //! most half.
 //!
 //! The tenant is that of the token: a name in a request could be invented freely. Callers without a
 //! token, and callers with a token for all tenants, count as one tenant.
 //!
-//! A place whose client sends slowly is revoked for anybody who finds no room, also of its own
-//! tenant: a few bytes a second must not keep memory from others.
+//! The permit of a client that sends slowly is revoked if another request finds no room, also one of
+//! the same tenant: a few bytes a second must not keep memory from others.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -24,14 +24,14 @@ use tokio_util::sync::CancellationToken;
 use waybill_connections::Arrivals;
 use waybill_http::auth::Tenants;
 
-/// How long a refused tenant counts as one that needs a share: longer than `Retry-After`.
+/// How long a refused tenant counts as one that needs a permit: longer than `Retry-After`.
 const WANTED_FOR: Duration = Duration::from_secs(10);
 /// How many tenants are remembered before those that hold and need nothing are forgotten.
 const IDLE_MAX: usize = 1_000;
 
 /// A bound, and how much of it each tenant holds.
 #[derive(Debug)]
-struct Shares {
+struct TenantShares {
     max: usize,
     held: Mutex<Held>,
     /// The metric of the amount held.
@@ -65,7 +65,7 @@ struct Wanted {
     spare: usize,
 }
 
-impl Shares {
+impl TenantShares {
     /// A bound of which nothing is held.
     fn new(max: usize, shown: Gauge) -> Arc<Self> {
         Arc::new(Self {
@@ -75,21 +75,21 @@ impl Shares {
         })
     }
 
-    /// Takes a share for a caller's tenant, until it is dropped; `None` if the tenant may not have
+    /// Takes a permit for a caller's tenant, until it is dropped; `None` if the tenant may not have
     /// it now.
-    fn take(self: &Arc<Self>, tenants: &Tenants, wanted: Wanted) -> Option<Share> {
+    fn take(self: &Arc<Self>, tenants: &Tenants, wanted: Wanted) -> Option<Permit> {
         let tenant = tenants.only();
         let tenant = tenant.map_or_else(Arc::default, Arc::clone);
         self.take_at(tenant, wanted, Instant::now())
     }
 
-    fn take_at(self: &Arc<Self>, tenant: Arc<str>, wanted: Wanted, now: Instant) -> Option<Share> {
+    fn take_at(self: &Arc<Self>, tenant: Arc<str>, wanted: Wanted, now: Instant) -> Option<Permit> {
         let amount = wanted.amount;
         let mut held = self.locked();
         let mut others = held.by_tenant.iter();
         let is_shared = others.any(|(other, it)| *other != tenant && it.wants(now));
         let has = held.by_tenant.get(&tenant).map_or(0, |it| it.held);
-        // A tenant that holds nothing may take a share that is larger than half.
+        // A tenant that holds nothing may take a permit for more than half.
         let fits = !is_shared || has == 0 || has + amount <= self.max / 2;
         let is_taken = fits && !self.lacks(held.total, wanted);
         if held.by_tenant.len() > IDLE_MAX {
@@ -104,7 +104,7 @@ impl Shares {
         of_tenant.refused_at = None;
         held.total += amount;
         self.shown.increment(amount as f64);
-        Some(Share {
+        Some(Permit {
             of: Arc::clone(self),
             tenant,
             amount,
@@ -122,22 +122,22 @@ impl Shares {
     }
 }
 
-/// A share of a bound.
+/// Part of a semaphore's amount, held until it is dropped.
 #[derive(Debug)]
-pub struct Share {
-    of: Arc<Shares>,
+pub struct Permit {
+    of: Arc<TenantShares>,
     tenant: Arc<str>,
     amount: usize,
 }
 
-impl Share {
+impl Permit {
     /// Whether it belongs to the tenant of these callers.
     fn is_of(&self, tenants: &Tenants) -> bool {
         let other = tenants.only();
         other.map_or("", |tenant| tenant) == &*self.tenant
     }
 
-    /// Whether the share's tenant holds more than half of the bound, and these tenants are others.
+    /// Whether the permit's tenant holds more than half of the semaphore, and these tenants are others.
     fn may_be_revoked_for(&self, tenants: &Tenants) -> bool {
         let is_own = self.is_of(tenants);
         let held = self.of.locked();
@@ -146,7 +146,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut held = self.of.locked();
         held.total -= self.amount;
@@ -161,96 +161,102 @@ impl Drop for Share {
     }
 }
 
-/// A bound that tenants share, with places that can be revoked: from a tenant that holds more than
-/// half of it, if another tenant finds no room, and from slow clients.
+/// A semaphore that tenants share. Its permits can be revoked: from a tenant that holds more than half,
+/// if another tenant finds no room, and from slow clients.
 #[derive(Debug)]
-pub struct Places {
-    shares: Arc<Shares>,
-    taken: Mutex<TakenPlaces>,
+pub struct TenantSemaphore {
+    shares: Arc<TenantShares>,
+    issued: Mutex<IssuedPermits>,
 }
 
-/// The places taken, the oldest first, and some that were released.
+/// The revocable permits, the oldest first, and some that were released.
 #[derive(Debug, Default)]
-struct TakenPlaces {
-    places: VecDeque<Taken>,
-    /// At this number of places, the released ones are forgotten.
+struct IssuedPermits {
+    permits: VecDeque<IssuedPermit>,
+    /// At this number of permits, the released ones are forgotten.
     sweep_at: usize,
 }
 
-impl TakenPlaces {
-    fn add(&mut self, place: Taken) {
-        if self.places.len() >= self.sweep_at {
-            self.places.retain(|place| place.share.strong_count() > 0);
-            self.sweep_at = 2 * self.places.len() + 8;
+impl IssuedPermits {
+    fn add(&mut self, issued: IssuedPermit) {
+        if self.permits.len() >= self.sweep_at {
+            self.permits
+                .retain(|issued| issued.permit.strong_count() > 0);
+            self.sweep_at = 2 * self.permits.len() + 8;
         }
-        self.places.push_back(place);
+        self.permits.push_back(issued);
     }
 }
 
-/// A share of a bound that can be revoked.
+/// A permit that can be revoked.
 #[derive(Debug)]
-pub struct Place {
-    _share: Arc<Mutex<Option<Share>>>,
+pub struct RevocablePermit {
+    _permit: Arc<Mutex<Option<Permit>>>,
     arrivals: SharedArrivals,
     revoked: CancellationToken,
 }
 
-/// How fast the body of a place arrives.
+/// How fast the body of a permit's request arrives.
 type SharedArrivals = Arc<Mutex<Arrivals>>;
 
 #[derive(Debug)]
-struct Taken {
-    share: Weak<Mutex<Option<Share>>>,
+struct IssuedPermit {
+    permit: Weak<Mutex<Option<Permit>>>,
     arrivals: SharedArrivals,
     revoked: CancellationToken,
 }
 
-impl Places {
-    /// A bound of which nothing is held. `used` shows how much is held, `limit` the bound.
+impl TenantSemaphore {
+    /// A semaphore of which nothing is held. `used` shows how much is held, `limit` the maximum.
     pub fn new(max: usize, used: Gauge, limit: &Gauge) -> Self {
         limit.set(max as f64);
         Self {
-            shares: Shares::new(max, used),
-            taken: Mutex::default(),
+            shares: TenantShares::new(max, used),
+            issued: Mutex::default(),
         }
     }
 
-    /// The whole bound.
+    /// The amount of all permits together.
     pub fn max(&self) -> usize {
         self.shares.max
     }
 
-    /// Takes a share that is never revoked, for short uses.
-    pub fn share(&self, tenants: &Tenants, amount: usize) -> Option<Share> {
+    /// Takes a permit that is never revoked, for short uses.
+    pub fn acquire(&self, tenants: &Tenants, amount: usize) -> Option<Permit> {
         self.take(tenants, Wanted { amount, spare: 0 })
     }
 
-    /// Takes a place that may be revoked, for uses that can last, and leaves `spare` of the bound to
+    /// Takes a permit that may be revoked, for uses that can last, and leaves `spare` of the amount to
     /// short uses.
-    pub fn place(&self, tenants: &Tenants, amount: usize, spare: usize) -> Option<Place> {
-        let share = self.take(tenants, Wanted { amount, spare })?;
-        Some(self.revocable(share, SharedArrivals::default()))
+    pub fn acquire_revocable(
+        &self,
+        tenants: &Tenants,
+        amount: usize,
+        spare: usize,
+    ) -> Option<RevocablePermit> {
+        let permit = self.take(tenants, Wanted { amount, spare })?;
+        Some(self.make_revocable(permit, SharedArrivals::default()))
     }
 
-    /// Makes a share revocable. `arrivals` measures how fast its body arrives.
-    pub fn revocable(&self, share: Share, arrivals: SharedArrivals) -> Place {
-        let share = Arc::new(Mutex::new(Some(share)));
+    /// Makes a permit revocable. `arrivals` measures how fast its body arrives.
+    pub fn make_revocable(&self, permit: Permit, arrivals: SharedArrivals) -> RevocablePermit {
+        let permit = Arc::new(Mutex::new(Some(permit)));
         let revoked = CancellationToken::new();
-        self.taken().add(Taken {
-            share: Arc::downgrade(&share),
+        self.issued().add(IssuedPermit {
+            permit: Arc::downgrade(&permit),
             arrivals: Arc::clone(&arrivals),
             revoked: revoked.clone(),
         });
-        Place {
-            _share: share,
+        RevocablePermit {
+            _permit: permit,
             arrivals,
             revoked,
         }
     }
 
-    fn take(&self, tenants: &Tenants, wanted: Wanted) -> Option<Share> {
-        let share = self.shares.take(tenants, wanted);
-        share.or_else(|| self.revoke_for(tenants, wanted, tokio::time::Instant::now()))
+    fn take(&self, tenants: &Tenants, wanted: Wanted) -> Option<Permit> {
+        let permit = self.shares.take(tenants, wanted);
+        permit.or_else(|| self.revoke_for(tenants, wanted, tokio::time::Instant::now()))
     }
 
     fn revoke_for(
@@ -258,26 +264,26 @@ impl Places {
         tenants: &Tenants,
         wanted: Wanted,
         now: tokio::time::Instant,
-    ) -> Option<Share> {
-        let taken = self.taken();
-        let places = || taken.places.iter();
-        let mut slow = places().filter(|place| {
+    ) -> Option<Permit> {
+        let issued = self.issued();
+        let all = || issued.permits.iter();
+        let mut slow = all().filter(|issued| {
             let is_short = self.shares.lacks(self.shares.locked().total, wanted);
-            place.revoke_if(|share| (is_short || share.is_of(tenants)) && place.is_slow(now))
+            issued.revoke_if(|permit| (is_short || permit.is_of(tenants)) && issued.is_slow(now))
         });
-        let share = slow.find_map(|_| self.shares.take(tenants, wanted));
+        let permit = slow.find_map(|_| self.shares.take(tenants, wanted));
         let mut of_others =
-            places().filter(|place| place.revoke_if(|share| share.may_be_revoked_for(tenants)));
-        share.or_else(|| of_others.find_map(|_| self.shares.take(tenants, wanted)))
+            all().filter(|issued| issued.revoke_if(|permit| permit.may_be_revoked_for(tenants)));
+        permit.or_else(|| of_others.find_map(|_| self.shares.take(tenants, wanted)))
     }
 
-    fn taken(&self) -> MutexGuard<'_, TakenPlaces> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn issued(&self) -> MutexGuard<'_, IssuedPermits> {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Place {
-    /// Measures how fast a body arrives for this place.
+impl RevocablePermit {
+    /// Measures how fast a body arrives for this permit.
     pub fn measure<B>(&self, body: B) -> MeasuredBody<B> {
         MeasuredBody {
             body,
@@ -285,25 +291,25 @@ impl Place {
         }
     }
 
-    /// Resolves once the place is revoked.
+    /// Resolves once the permit is revoked.
     pub async fn revoked(&self) {
         self.revoked.cancelled().await;
     }
 
-    /// Whether the place is revoked.
+    /// Whether the permit is revoked.
     pub fn is_revoked(&self) -> bool {
         self.revoked.is_cancelled()
     }
 }
 
-impl Taken {
-    /// Revokes the place, if it is still taken and `is_such` holds for its share.
-    fn revoke_if(&self, is_such: impl FnOnce(&Share) -> bool) -> bool {
-        let Some(share) = self.share.upgrade() else {
+impl IssuedPermit {
+    /// Revokes the permit, if it is still held and `is_such` holds for it.
+    fn revoke_if(&self, is_such: impl FnOnce(&Permit) -> bool) -> bool {
+        let Some(permit) = self.permit.upgrade() else {
             return false;
         };
-        let mut share = share.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_revoked = share.take_if(|share| is_such(share)).is_some();
+        let mut permit = permit.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_revoked = permit.take_if(|permit| is_such(permit)).is_some();
         if is_revoked {
             self.revoked.cancel();
         }
@@ -377,13 +383,18 @@ impl<B: Body<Data = Bytes> + Unpin> Body for MeasuredBody<B> {
 mod tests {
     use super::*;
 
-    fn take(shares: &Arc<Shares>, tenant: &str, amount: usize, now: Instant) -> Option<Share> {
+    fn take(
+        shares: &Arc<TenantShares>,
+        tenant: &str,
+        amount: usize,
+        now: Instant,
+    ) -> Option<Permit> {
         shares.take_at(tenant.into(), Wanted { amount, spare: 0 }, now)
     }
 
     #[test]
-    fn a_tenant_alone_may_use_all_and_gives_way_as_soon_as_another_wants_some() {
-        let (shares, now) = (Shares::new(10, Gauge::noop()), Instant::now());
+    fn a_tenant_alone_may_use_all_and_at_most_half_once_another_wants_some() {
+        let (shares, now) = (TenantShares::new(10, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..10)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
             .collect();
@@ -398,13 +409,13 @@ mod tests {
         drop(of_quiet);
         assert!(
             take(&shares, "noisy", 1, now).is_some(),
-            "nobody else wants any"
+            "no other tenant wants any"
         );
     }
 
     #[test]
     fn a_tenant_that_holds_nothing_is_forgotten() {
-        let (shares, now) = (Shares::new(4, Gauge::noop()), Instant::now());
+        let (shares, now) = (TenantShares::new(4, Gauge::noop()), Instant::now());
         for tenant in ["a", "b", "c"] {
             drop(take(&shares, tenant, 1, now).unwrap());
         }
@@ -413,7 +424,7 @@ mod tests {
 
     #[test]
     fn capacity_is_reserved_for_a_refused_tenant_only_for_a_while() {
-        let (shares, now) = (Shares::new(4, Gauge::noop()), Instant::now());
+        let (shares, now) = (TenantShares::new(4, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..4)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
             .collect();
@@ -424,8 +435,8 @@ mod tests {
     }
 
     #[test]
-    fn a_share_above_half_is_granted_to_a_tenant_without_one() {
-        let (shares, now) = (Shares::new(10, Gauge::noop()), Instant::now());
+    fn a_tenant_without_permits_may_take_more_than_half() {
+        let (shares, now) = (TenantShares::new(10, Gauge::noop()), Instant::now());
         let small = take(&shares, "a", 2, now).unwrap();
         let large = take(&shares, "b", 7, now).unwrap();
         assert!(take(&shares, "b", 1, now).is_none());
@@ -434,36 +445,36 @@ mod tests {
     }
 
     #[test]
-    fn slow_bodies_give_way_to_everybody_and_others_to_nobody_of_their_tenant() {
-        let places = Places::new(4, Gauge::noop(), &Gauge::noop());
+    fn permits_of_slow_bodies_are_revoked_for_every_tenant_and_others_not_for_their_own() {
+        let semaphore = TenantSemaphore::new(4, Gauge::noop(), &Gauge::noop());
         let now = tokio::time::Instant::now();
         let ago = |millis| now - Duration::from_millis(millis);
-        let taken = [None, Some(ago(1_000)), Some(ago(2_001)), Some(ago(3_000))];
-        let taken = taken.map(|waiting_since| {
-            let place = places.place(&Tenants::All, 1, 0).unwrap();
+        let waiting_since = [None, Some(ago(1_000)), Some(ago(2_001)), Some(ago(3_000))];
+        let permits = waiting_since.map(|waiting_since| {
+            let permit = semaphore.acquire_revocable(&Tenants::All, 1, 0).unwrap();
             if let Some(at) = waiting_since {
-                locked(&place.arrivals).report(at, true, 100);
+                locked(&permit.arrivals).report(at, true, 100);
             }
-            place
+            permit
         });
-        let is_revoked = || taken.each_ref().map(Place::is_revoked);
+        let is_revoked = || permits.each_ref().map(RevocablePermit::is_revoked);
         let one = Wanted {
             amount: 1,
             spare: 0,
         };
-        let first = places.revoke_for(&Tenants::All, one, now).unwrap();
+        let first = semaphore.revoke_for(&Tenants::All, one, now).unwrap();
         assert_eq!(is_revoked(), [false, false, true, false]);
-        let second = places.revoke_for(&Tenants::All, one, now).unwrap();
-        assert!(places.revoke_for(&Tenants::All, one, now).is_none());
+        let second = semaphore.revoke_for(&Tenants::All, one, now).unwrap();
+        assert!(semaphore.revoke_for(&Tenants::All, one, now).is_none());
         assert_eq!(is_revoked(), [false, false, true, true]);
         drop((first, second));
     }
 
     #[test]
-    fn places_leave_what_is_spared_to_short_uses() {
-        let places = Places::new(10, Gauge::noop(), &Gauge::noop());
-        let _place = places.place(&Tenants::All, 8, 3).unwrap();
-        assert!(places.place(&Tenants::All, 1, 3).is_none());
-        assert!(places.share(&Tenants::All, 2).is_some());
+    fn revocable_permits_leave_the_spare_amount_to_short_uses() {
+        let semaphore = TenantSemaphore::new(10, Gauge::noop(), &Gauge::noop());
+        let _revocable = semaphore.acquire_revocable(&Tenants::All, 8, 3).unwrap();
+        assert!(semaphore.acquire_revocable(&Tenants::All, 1, 3).is_none());
+        assert!(semaphore.acquire(&Tenants::All, 2).is_some());
     }
 }

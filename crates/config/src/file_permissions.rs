@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 /// Warns if every user may read a file that holds `what`.
-pub fn warn_if_they_may_read(path: &Path, what: &str) {
+pub fn warn_if_world_readable(path: &Path, what: &str) {
     const READ: u32 = 0o004;
     if may(path, READ) {
         let path = path.display();
@@ -16,7 +16,7 @@ pub fn warn_if_they_may_read(path: &Path, what: &str) {
 }
 
 /// Warns if every user may change a file that holds `what`.
-pub fn warn_if_they_may_write(path: &Path, what: &str) {
+pub fn warn_if_world_writable(path: &Path, what: &str) {
     const WRITE: u32 = 0o002;
     if may(path, WRITE) {
         let path = path.display();
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_permissions_of_every_user_follow_from_the_mode_of_the_file_itself() {
+    fn the_mode_of_a_links_target_counts() {
         let directory = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| directory.path().join(name));
         std::fs::write(&file, "").unwrap();
