@@ -141,20 +141,25 @@ impl Broker {
             source: Box::new(panicked),
         })??;
         let _ = server.own_address.set(own_address);
-        let slots = |max, per_address_max| {
+        let slots = |max, per_address_max, expects_login| {
             let limits = waybill_connections::Limits {
                 max,
                 per_address_max,
                 stall_timeout: Some(server.config.stall_timeout),
-                unread_timeout: None,
+                expects_login,
                 requests: None,
             };
             Connections::new("broker", limits)
         };
-        let own_slots = slots(OWN_CONNECTIONS_MAX, OWN_CONNECTIONS_MAX);
+        let own_slots = slots(
+            OWN_CONNECTIONS_MAX,
+            OWN_CONNECTIONS_MAX,
+            server.config.own_logins.is_some(),
+        );
         let slots = slots(
             server.config.connections_max,
             server.config.connections_per_address_max,
+            server.config.logins.is_some(),
         );
         let connections = TaskTracker::new();
         let abort = CancellationToken::new();

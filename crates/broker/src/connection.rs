@@ -438,13 +438,13 @@ impl<'a> Connection<'a> {
 
     fn handle(&mut self, frame: Bytes, permit: Option<Permit>) -> Result<(), Malformed> {
         add(&self.server.counters.requests, 1);
-        match api::handle(
-            &self.server,
-            self.ends,
-            &self.long_poll,
-            &mut self.login,
-            frame,
-        )? {
+        let was_awaited = self.login.is_awaited();
+        let (server, login) = (&self.server, &mut self.login);
+        let reply = api::handle(server, self.ends, &self.long_poll, login, frame)?;
+        if was_awaited && !self.login.is_awaited() {
+            self.slot.set_logged_in();
+        }
+        match reply {
             Reply::None => {}
             Reply::Now(bytes) => {
                 let frame = Frame { bytes, permit };

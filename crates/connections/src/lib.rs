@@ -3,10 +3,14 @@
 //! What must hold: idle connections do not block new ones. At the limit a new connection replaces
 //! the one that has been idle longest; at the limit of one address, the longest idle one of that
 //! address. A connection on which a request is under way or arriving is not idle, unless it has had
-//! no traffic for longer than the listener allows, or its client has left answers unread for that
-//! long. Connections whose clients send a request [slowly](SLOW_BYTES_PER_SECOND) are replaced
-//! first, before idle ones. A new connection replaces none of an address that has fewer connections
-//! than its own: many addresses together do not keep a probe out that has just connected.
+//! no traffic for longer than the listener allows. Connections whose clients send a request, or read
+//! an answer, [slowly](SLOW_BYTES_PER_SECOND) are replaced first, and those that have not logged in
+//! where a login is expected second, before idle ones.
+//!
+//! A new connection replaces none of an address that has fewer connections than its own. If none is
+//! slow or idle, one from an address with less than half of the connections of another replaces a
+//! connection of that other address which waits for its client. So clients with many connections
+//! keep no probe out.
 //!
 //! Each connection may have a few requests under way; further ones count against a limit that all
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
@@ -15,25 +19,27 @@
 //! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports what happens on it,
 //! and closes the connection once the slot is cancelled.
 
-mod arrivals;
 mod buffers;
+mod client_pace;
+mod replacement;
 mod requests;
+mod slot;
 mod sources;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub use self::arrivals::{Arrival, Arrivals, SLOW_ARRIVAL, SLOW_BYTES_PER_SECOND};
 pub use self::buffers::{Buffers, Permit, Reservation, SMALL_BUFFER_BYTES};
+pub use self::client_pace::{Arrival, ClientPace, SLOW_AFTER, SLOW_BYTES_PER_SECOND};
 use self::requests::Shared;
 pub use self::requests::{RequestGuard, RequestLimits};
+pub use self::slot::{ConnectionSlot, WriteMonitor};
 use self::sources::{Sources, source_of};
 
 /// How many connections there may be.
@@ -46,9 +52,9 @@ pub struct Limits {
     /// A connection without traffic for longer than this counts as idle even if a request is under
     /// way on it. `None` if the connection ends such requests itself.
     pub stall_timeout: Option<Duration>,
-    /// A connection counts as idle if its client has left a ready answer unread for longer than
-    /// this.
-    pub unread_timeout: Option<Duration>,
+    /// Whether each connection begins with a login. One that has not logged in yet is replaced
+    /// before any that has.
+    pub expects_login: bool,
     /// How many requests may be under way; `None` if connections have one at a time.
     pub requests: Option<RequestLimits>,
 }
@@ -86,9 +92,11 @@ struct Activity {
     last_traffic_us: AtomicU64,
     /// Requests that are under way or arriving.
     requests: AtomicU32,
-    arrivals: Mutex<Arrivals>,
-    /// Answers with a part that is ready and waits for the client to read on.
-    unread: AtomicU32,
+    is_logged_in: AtomicBool,
+    /// The requests that the client sends.
+    arrivals: Mutex<ClientPace>,
+    /// The answers with a part that is ready and waits for the client to read on.
+    departures: Mutex<ClientPace>,
     closing: CancellationToken,
 }
 
@@ -180,8 +188,9 @@ impl Connections {
         let activity = Arc::new(Activity {
             last_traffic_us: AtomicU64::new(self.micros(now)),
             requests: AtomicU32::new(0),
+            is_logged_in: AtomicBool::new(!self.limits.expects_login),
             arrivals: Mutex::default(),
-            unread: AtomicU32::new(0),
+            departures: Mutex::default(),
             closing,
         });
         let id = open.insert(Connection {
@@ -263,54 +272,6 @@ impl Connections {
         requests.max().unwrap_or(0)
     }
 
-    /// Closes a connection in favour of a new one from `source`, at the limit `full`.
-    fn replace_one(
-        &self,
-        open: &mut Open,
-        now: Instant,
-        source: IpAddr,
-        full: Full,
-    ) -> Result<(), Full> {
-        let own = open.sources.connections_of(source);
-        let replaceable = self.replaceable(open, now, |entry| match full {
-            Full::Address => entry.source == source,
-            Full::All => open.sources.connections_of(entry.source) >= own,
-        });
-        let Some(entry) = replaceable.and_then(|id| open.remove(id)) else {
-            self.refused.fetch_add(1, Relaxed);
-            return Err(full);
-        };
-        entry.activity.closing.cancel();
-        self.replaced.fetch_add(1, Relaxed);
-        Ok(())
-    }
-
-    fn replaceable(
-        &self,
-        open: &Open,
-        now: Instant,
-        may_close: impl Fn(&Connection) -> bool,
-    ) -> Option<u64> {
-        let now_us = self.micros(now);
-        let stall_us = micros_of(self.limits.stall_timeout);
-        let unread_us = micros_of(self.limits.unread_timeout);
-        let silent_since = |entry: &Connection| entry.activity.last_traffic_us.load(Relaxed);
-        let is_idle = |entry: &Connection| {
-            let silent_us = now_us.saturating_sub(silent_since(entry));
-            let is_unread = entry.activity.unread.load(Relaxed) > 0;
-            let is_busy = is_unread || entry.activity.requests.load(Relaxed) > 0;
-            !is_busy || silent_us > stall_us || is_unread && silent_us > unread_us
-        };
-        // Slow senders come first, the slowest before the others.
-        let order = |entry: &Connection| match entry.activity.arrivals().slow_rate(now) {
-            Some(bytes_per_second) => Some((0, bytes_per_second)),
-            None => is_idle(entry).then(|| (1, silent_since(entry))),
-        };
-        let candidates = open.by_id.iter().filter(|(_, entry)| may_close(entry));
-        let candidates = candidates.filter_map(|(&id, entry)| Some((order(entry)?, id)));
-        candidates.min().map(|(_, id)| id)
-    }
-
     fn micros(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.started).as_micros()).unwrap_or(u64::MAX)
     }
@@ -362,138 +323,6 @@ impl Open {
 fn micros_of(timeout: Option<Duration>) -> u64 {
     let micros = timeout.map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
     micros.unwrap_or(u64::MAX)
-}
-
-/// An admitted connection. Dropping it admits another.
-#[derive(Debug)]
-pub struct ConnectionSlot {
-    id: u64,
-    source: IpAddr,
-    all: Arc<Connections>,
-    activity: Arc<Activity>,
-    /// How many connections were open when this one was admitted, including it.
-    open_then: usize,
-}
-
-impl ConnectionSlot {
-    /// The part of `total` that this connection may count on for its lifetime: `total` divided by
-    /// the number of connections that were open when it was admitted, within `each`.
-    #[must_use]
-    pub fn part_of(&self, total: usize, each: RangeInclusive<usize>) -> usize {
-        (total / self.open_then).clamp(*each.start(), *each.end())
-    }
-
-    /// Reports when bytes were last received or sent, how many requests are under way or arriving,
-    /// whether the connection waits for the rest of one, and how many bytes it has received since
-    /// the last report.
-    pub fn report(
-        &self,
-        last_traffic: Instant,
-        requests: usize,
-        is_awaited: bool,
-        received_bytes: usize,
-    ) {
-        let mut arrivals = self.activity.arrivals();
-        arrivals.report(last_traffic, is_awaited, received_bytes);
-        drop(arrivals);
-        let at = self.all.micros(last_traffic);
-        self.activity.last_traffic_us.store(at, Relaxed);
-        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
-        self.activity.requests.store(requests, Relaxed);
-    }
-
-    /// Reports that a request has arrived. It is under way until the returned guard is dropped. For connections that do
-    /// not [`report`](Self::report) by themselves.
-    ///
-    /// # Errors
-    ///
-    /// If the limit of requests is reached, which is also logged.
-    pub fn begin_request(&self) -> Result<RequestGuard, Full> {
-        self.all.begin(&self.activity, self.source)?;
-        Ok(RequestGuard {
-            all: Arc::clone(&self.all),
-            activity: Arc::clone(&self.activity),
-            source: self.source,
-            is_unread: false,
-        })
-    }
-
-    /// Begins to time the body of a request. For connections that do not [`report`](Self::report) by themselves.
-    #[must_use]
-    pub fn begin_arrival(&self) -> Arrival {
-        Arrival::new(Arc::clone(&self.activity))
-    }
-
-    /// How many requests of this connection are under way.
-    #[must_use]
-    pub fn requests(&self) -> u32 {
-        self.activity.requests.load(Relaxed)
-    }
-
-    /// The [`WriteMonitor`] on which the connection reports a client that keeps it from writing.
-    #[must_use]
-    pub fn write_monitor(&self) -> WriteMonitor {
-        WriteMonitor {
-            all: Arc::clone(&self.all),
-            activity: Arc::clone(&self.activity),
-            is_blocked: false,
-        }
-    }
-
-    /// Resolves once the client has left a ready answer unread for `timeout`.
-    pub async fn unread_for(&self, timeout: Duration) {
-        let timeout_us = micros_of(Some(timeout));
-        loop {
-            tokio::time::sleep(timeout / 4).await;
-            let silent_since = self.activity.last_traffic_us.load(Relaxed);
-            let silent_us = self.all.micros(Instant::now()).saturating_sub(silent_since);
-            if self.activity.unread.load(Relaxed) > 0 && silent_us > timeout_us {
-                return;
-            }
-        }
-    }
-
-    /// Resolves when the connection has to end.
-    pub async fn closing(&self) {
-        self.activity.closing.cancelled().await;
-    }
-}
-
-impl Drop for ConnectionSlot {
-    fn drop(&mut self) {
-        self.all.locked().remove(self.id);
-    }
-}
-
-/// Whether a connection's socket accepts what is written to it.
-#[derive(Debug)]
-pub struct WriteMonitor {
-    all: Arc<Connections>,
-    activity: Arc<Activity>,
-    is_blocked: bool,
-}
-
-impl WriteMonitor {
-    /// Reports whether the client's unread bytes keep the socket from accepting more. A client that
-    /// reads need not read answers: what it reads may be a reply to its pings.
-    pub fn set_blocked(&mut self, is_blocked: bool) {
-        if self.is_blocked == is_blocked {
-            return;
-        }
-        let now = self.all.micros(Instant::now());
-        self.activity.last_traffic_us.store(now, Relaxed);
-        match is_blocked {
-            true => self.activity.unread.fetch_add(1, Relaxed),
-            false => self.activity.unread.fetch_sub(1, Relaxed),
-        };
-        self.is_blocked = is_blocked;
-    }
-}
-
-impl Drop for WriteMonitor {
-    fn drop(&mut self) {
-        self.set_blocked(false);
-    }
 }
 
 #[cfg(test)]

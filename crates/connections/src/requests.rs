@@ -122,28 +122,31 @@ impl RequestGuard {
     /// Reports whether a part of the answer was handed over and the next one waits for the client
     /// to read on.
     pub fn set_unread(&mut self, is_unread: bool) {
-        if is_unread || self.is_unread {
-            self.touch();
+        if !is_unread && !self.is_unread {
+            return;
         }
+        let now = self.touch();
         match (self.is_unread, is_unread) {
-            (false, true) => self.activity.unread.fetch_add(1, Relaxed),
-            (true, false) => self.activity.unread.fetch_sub(1, Relaxed),
-            (true, true) | (false, false) => return,
-        };
+            (false, true) => self.activity.departures().begin_wait(now),
+            (true, false) => self.activity.departures().end_wait(now),
+            (true, true) | (false, false) => {}
+        }
         self.is_unread = is_unread;
     }
 
-    fn touch(&self) {
-        let now = self.all.micros(Instant::now());
-        self.activity.last_traffic_us.store(now, Relaxed);
+    fn touch(&self) -> Instant {
+        let now = Instant::now();
+        let now_us = self.all.micros(now);
+        self.activity.last_traffic_us.store(now_us, Relaxed);
+        now
     }
 }
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.touch();
+        let now = self.touch();
         if self.is_unread {
-            self.activity.unread.fetch_sub(1, Relaxed);
+            self.activity.departures().end_wait(now);
         }
         self.all.end(&self.activity, self.source);
     }

@@ -1,7 +1,6 @@
 use super::*;
 
 const STALL: Duration = Duration::from_secs(60);
-const UNREAD: Duration = Duration::from_secs(5);
 const REQUESTS: RequestLimits = RequestLimits {
     each: 2,
     shared: 5,
@@ -19,7 +18,7 @@ fn up_to(max: usize, per_address_max: usize) -> Arc<Connections> {
             max,
             per_address_max,
             stall_timeout: Some(STALL),
-            unread_timeout: Some(UNREAD),
+            expects_login: false,
             requests: Some(REQUESTS),
         },
     )
@@ -228,10 +227,10 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let mut request = slot.begin_request().unwrap();
     let mut write_monitor = slot.write_monitor();
     let later = |after: Duration| Instant::now() + after;
-    let just_past = UNREAD + Duration::from_secs(1);
+    let just_past = SLOW_AFTER + Duration::from_secs(1);
     assert!(
         next(later(just_past)).is_err(),
-        "the answer has not arrived yet"
+        "the answer is not there yet"
     );
     request.set_unread(true);
     assert!(
@@ -248,6 +247,76 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     assert!(next(later(just_past)).is_ok());
     drop((write_monitor, slot));
     assert!(next(later(Duration::ZERO)).is_ok());
+}
+
+#[test]
+fn answers_that_are_read_do_not_excuse_one_that_is_not() {
+    let all = up_to(2, 2);
+    let admit = |closing: &CancellationToken| {
+        let now = Instant::now() + SLOW_AFTER + Duration::from_secs(1);
+        all.admit(now, address(1), closing.clone())
+    };
+    let closing = [(); 3].map(|()| CancellationToken::new());
+    let slow = admit(&closing[0]).unwrap();
+    let fast = admit(&closing[1]).unwrap();
+    let mut unread = [&slow, &fast].map(|slot| slot.begin_request().unwrap());
+    unread
+        .iter_mut()
+        .for_each(|request| request.set_unread(true));
+    // One reads small answers beside it, the other one a large one.
+    let mut read = slow.begin_request().unwrap();
+    read.set_unread(true);
+    slow.write_monitor().wrote(100);
+    drop(read);
+    fast.write_monitor().wrote(1 << 20);
+    let _new = admit(&closing[2]).unwrap();
+    let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+    assert_eq!(closed, [true, false, false]);
+}
+
+#[test]
+fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_many() {
+    let all = up_to(4, 4);
+    let now = all.started;
+    let closing = [(); 4].map(|()| CancellationToken::new());
+    let many = closing.each_ref().map(|closing| {
+        let slot = all.admit(now, address(1), closing.clone()).unwrap();
+        slot.report(now, 1, false, 0);
+        slot
+    });
+    let admit = || all.admit(now, address(2), CancellationToken::new());
+    assert_eq!(admit().err(), Some(Full::All), "all are at work");
+    // A request arrives, though not yet slowly.
+    many[2].report(now, 1, true, 10);
+    let _first = admit().unwrap();
+    let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+    assert_eq!(closed, [false, false, true, false]);
+    many[1].report(now, 1, true, 10);
+    assert_eq!(admit().err(), Some(Full::All), "two of four would be many");
+}
+
+#[test]
+fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
+    let all = Connections::new(
+        "test",
+        Limits {
+            expects_login: true,
+            ..up_to(3, 3).limits()
+        },
+    );
+    let now = all.started;
+    let closing = [(); 5].map(|()| CancellationToken::new());
+    let admit = |n: usize| all.admit(now, address(1), closing[n].clone());
+    let logged_in = admit(0).unwrap();
+    logged_in.set_logged_in();
+    // Half of a login arrives.
+    let others = [1, 2].map(|n| admit(n).unwrap());
+    for slot in &others {
+        slot.report(now, 1, true, 8);
+    }
+    let _new = [3, 4].map(|n| admit(n).unwrap());
+    let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+    assert_eq!(closed, [false, true, true, false, false]);
 }
 
 #[test]
@@ -268,7 +337,7 @@ fn a_connection_with_a_slow_request_is_replaced_before_an_idle_one() {
     let _quiet = admit(0, now).unwrap();
     let dripping = admit(1, now).unwrap();
     let quick = admit(2, now).unwrap();
-    let later = now + SLOW_ARRIVAL + Duration::from_millis(1);
+    let later = now + SLOW_AFTER + Duration::from_millis(1);
     dripping.report(now, 1, true, 3);
     dripping.report(later, 1, true, 3);
     quick.report(later, 1, true, 3);

@@ -106,12 +106,6 @@ impl<S> Gate<S> {
         self
     }
 
-    fn set_blocked(&mut self, is_blocked: bool) {
-        if let Some(write_monitor) = &mut self.write_monitor {
-            write_monitor.set_blocked(is_blocked);
-        }
-    }
-
     /// When the gate stops waiting for the client's next bytes.
     fn read_due(&self) -> Instant {
         match self.framer.awaiting() {
@@ -149,7 +143,12 @@ impl<S> Gate<S> {
         cx: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        self.set_blocked(written.is_pending());
+        if let Some(write_monitor) = &mut self.write_monitor {
+            write_monitor.set_blocked(written.is_pending());
+            if let Poll::Ready(Ok(bytes)) = written {
+                write_monitor.wrote(bytes);
+            }
+        }
         if written.is_pending() {
             return self.poll_stalled(cx);
         }

@@ -1,6 +1,7 @@
 //! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending
 //! them gracefully.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -32,9 +33,9 @@ use crate::tls::{Stream, Tls};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait before the next search for a connection to replace.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
+/// How many connections wait for a slot while all are busy. A further one replaces the first.
+const WAITING_MAX: usize = 64;
 
-/// How long a client may leave an answer unread before its connection may be replaced by another.
-const UNREAD_PATIENCE: Duration = Duration::from_secs(1);
 /// How much of an answer is passed on at once. The next piece shows whether the client still reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
@@ -141,10 +142,9 @@ impl<S: Service> Server<S> {
             Limits {
                 max: limits.connections_max,
                 per_address_max: limits.connections_per_address_max,
-                // A request may take long here. A client that does not read its answer makes room
-                // sooner.
+                // A request may take long here.
                 stall_timeout: None,
-                unread_timeout: Some(UNREAD_PATIENCE),
+                expects_login: false,
                 requests: Some(RequestLimits {
                     each: REQUESTS_EACH,
                     shared: limits.requests_shared_max,
@@ -174,10 +174,14 @@ impl<S: Service> Server<S> {
     /// they have no request under way, and waits for them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
+        // A connection that may have a slot at once does not wait behind these.
+        let mut waiting = VecDeque::new();
+        let mut retries = tokio::time::interval(FULL_PAUSE);
+        retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut shows = tokio::time::interval(SHOW_EVERY);
         shows.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let accepted = tokio::select! {
+            let (socket, peer, is_new) = tokio::select! {
                 () = stop.cancelled() => break,
                 _ = shows.tick() => {
                     self.meter.note(&self.connections);
@@ -187,21 +191,37 @@ impl<S: Service> Server<S> {
                     log_panic(ended);
                     continue;
                 }
-                accepted = self.listener.accept() => accepted,
+                _ = retries.tick(), if !waiting.is_empty() => match waiting.pop_front() {
+                    Some((socket, peer)) => (socket, peer, false),
+                    None => continue,
+                },
+                accepted = self.listener.accept() => match accepted {
+                    Ok((socket, peer)) => (socket, peer, true),
+                    Err(error) => {
+                        tracing::warn!(%error, "could not accept a connection");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                },
             };
-            let (socket, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "could not accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+            let slot = match self.slot(peer) {
+                Ok(slot) => slot,
+                Err(Full::Address) => continue,
+                Err(Full::All) if is_new => {
+                    if waiting.len() >= WAITING_MAX {
+                        waiting.pop_front();
+                    }
+                    waiting.push_back((socket, peer));
+                    continue;
+                }
+                Err(Full::All) => {
+                    waiting.push_front((socket, peer));
                     continue;
                 }
             };
-            let slot = tokio::select! {
-                () = stop.cancelled() => break,
-                slot = self.slot(peer) => slot,
-            };
-            let Some(slot) = slot else { continue };
+            if !is_new {
+                retries.reset_immediately();
+            }
             let connection = Connection {
                 http: self.http.clone(),
                 tls: self.tls.clone(),
@@ -232,18 +252,12 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Reserves a slot for a connection; `None` if it must be closed. Waits while all are busy.
-    async fn slot(&self, peer: SocketAddr) -> Option<ConnectionSlot> {
-        loop {
-            let closing = CancellationToken::new();
-            let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
-            self.meter.note(&self.connections);
-            match admitted {
-                Ok(slot) => return Some(slot),
-                Err(Full::Address) => return None,
-                Err(Full::All) => tokio::time::sleep(FULL_PAUSE).await,
-            }
-        }
+    /// A slot for a connection from `peer`.
+    fn slot(&self, peer: SocketAddr) -> Result<ConnectionSlot, Full> {
+        let closing = CancellationToken::new();
+        let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
+        self.meter.note(&self.connections);
+        admitted
     }
 }
 

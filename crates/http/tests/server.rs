@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use waybill_connections::SLOW_ARRIVAL;
+use waybill_connections::SLOW_AFTER;
 use waybill_http::{ArrivingBody, GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
 use waybill_test_support::certificate::Certificate;
 
@@ -209,7 +209,7 @@ async fn a_connection_waits_while_all_others_are_busy_and_none_of_these_is_cut_o
 /// Sends a byte of a body periodically, until that fails.
 async fn drip(mut send: impl AsyncFnMut() -> bool) {
     while send().await {
-        tokio::time::sleep(SLOW_ARRIVAL / 8).await;
+        tokio::time::sleep(SLOW_AFTER / 8).await;
     }
 }
 
@@ -233,7 +233,7 @@ async fn slowly_dripping_bodies_do_not_block_other_clients() {
     }));
     let both = server.service.came.acquire_many(2).await.unwrap();
     both.forget();
-    tokio::time::sleep(2 * SLOW_ARRIVAL).await;
+    tokio::time::sleep(2 * SLOW_AFTER).await;
     let mut new = Vec::new();
     for path in ["/b", "/c"] {
         let mut stream = server.connect().await;

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
-use waybill_connections::Arrivals;
+use waybill_connections::ClientPace;
 use waybill_http::auth::Tenants;
 
 /// How long a refused tenant counts as one that needs a permit: longer than `Retry-After`.
@@ -192,17 +192,17 @@ impl IssuedPermits {
 #[derive(Debug)]
 pub struct RevocablePermit {
     _permit: Arc<Mutex<Option<Permit>>>,
-    arrivals: SharedArrivals,
+    arrivals: SharedPace,
     revoked: CancellationToken,
 }
 
 /// How fast the body of a permit's request arrives.
-type SharedArrivals = Arc<Mutex<Arrivals>>;
+type SharedPace = Arc<Mutex<ClientPace>>;
 
 #[derive(Debug)]
 struct IssuedPermit {
     permit: Weak<Mutex<Option<Permit>>>,
-    arrivals: SharedArrivals,
+    arrivals: SharedPace,
     revoked: CancellationToken,
 }
 
@@ -235,11 +235,11 @@ impl TenantSemaphore {
         spare: usize,
     ) -> Option<RevocablePermit> {
         let permit = self.take(tenants, Wanted { amount, spare })?;
-        Some(self.make_revocable(permit, SharedArrivals::default()))
+        Some(self.make_revocable(permit, SharedPace::default()))
     }
 
     /// Makes a permit revocable. `arrivals` measures how fast its body arrives.
-    pub fn make_revocable(&self, permit: Permit, arrivals: SharedArrivals) -> RevocablePermit {
+    pub fn make_revocable(&self, permit: Permit, arrivals: SharedPace) -> RevocablePermit {
         let permit = Arc::new(Mutex::new(Some(permit)));
         let revoked = CancellationToken::new();
         self.issued().add(IssuedPermit {
@@ -321,7 +321,7 @@ impl IssuedPermit {
     }
 }
 
-fn locked(arrivals: &SharedArrivals) -> MutexGuard<'_, Arrivals> {
+fn locked(arrivals: &SharedPace) -> MutexGuard<'_, ClientPace> {
     arrivals.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -329,7 +329,7 @@ fn locked(arrivals: &SharedArrivals) -> MutexGuard<'_, Arrivals> {
 #[derive(Debug)]
 pub struct MeasuredBody<B> {
     body: B,
-    arrivals: SharedArrivals,
+    arrivals: SharedPace,
 }
 
 impl<B> MeasuredBody<B> {
@@ -337,12 +337,12 @@ impl<B> MeasuredBody<B> {
     pub fn new(body: B) -> Self {
         Self {
             body,
-            arrivals: SharedArrivals::default(),
+            arrivals: SharedPace::default(),
         }
     }
 
     /// How fast it arrives.
-    pub fn arrivals(&self) -> SharedArrivals {
+    pub fn arrivals(&self) -> SharedPace {
         Arc::clone(&self.arrivals)
     }
 }
@@ -364,7 +364,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for MeasuredBody<B> {
                 arrivals.report(now, false, frame.data_ref().map_or(0, Bytes::len));
             }
             // The rest of the work does not wait for the client.
-            Poll::Ready(Some(Err(_)) | None) => *arrivals = Arrivals::default(),
+            Poll::Ready(Some(Err(_)) | None) => *arrivals = ClientPace::default(),
         }
         drop(arrivals);
         polled

@@ -12,8 +12,9 @@ use crate::config::Config;
 /// The highest useful limit: a larger table of open files takes memory.
 const LIMIT_MAX: u64 = 1 << 20;
 
-/// Open files other than connections: of the log, the store, clients and the program itself.
-const OTHERS: u64 = 512;
+/// Open files other than connections with a slot: of the log, the store, clients, connections that
+/// wait for a slot, and the program itself.
+const OTHERS: u64 = 640;
 /// Open files of each partition: segments of its topics.
 const PER_PARTITION: u64 = 32;
 

@@ -94,7 +94,7 @@ async fn bodies_that_stop_halfway_block_no_other_client() {
         opened.push(open_connections(&site, listener, sent.as_bytes()).await);
     }
     // Until then they may be honest.
-    tokio::time::sleep(2 * waybill_connections::SLOW_ARRIVAL).await;
+    tokio::time::sleep(2 * waybill_connections::SLOW_AFTER).await;
     site.deliver("beside-halves-of-bodies").await;
     for listener in ["api", "services"] {
         has_replaced(&site, listener).await;
@@ -131,7 +131,7 @@ async fn batches_that_arrive_slowly_keep_no_memory_from_others() {
     let single = site.post(&url, &delivery("beside-slow-batches")).await;
     assert_eq!(single, StatusCode::ACCEPTED);
     // Until then they may be honest.
-    tokio::time::sleep(2 * waybill_connections::SLOW_ARRIVAL).await;
+    tokio::time::sleep(2 * waybill_connections::SLOW_AFTER).await;
     let (status, answer) = batch().await;
     assert_eq!(status, StatusCode::OK);
     assert!(answer.contains("202"), "{answer}");

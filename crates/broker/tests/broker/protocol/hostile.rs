@@ -346,7 +346,7 @@ async fn slow_requests_block_no_other_client() {
     })
     .await;
     // Until then a request may be arriving quickly.
-    tokio::time::sleep(waybill_connections::SLOW_ARRIVAL + Duration::from_millis(100)).await;
+    tokio::time::sleep(waybill_connections::SLOW_AFTER + Duration::from_millis(100)).await;
     let mut kept = Vec::new();
     until("new ones are served", async || {
         let mut wire = Wire::connect(address).await;

@@ -1,7 +1,7 @@
-//! How fast the requests of a connection arrive.
+//! How fast a client sends its requests, and reads its answers.
 //!
-//! What must hold: a client that sends slowly counts as slow, even if it completes a small request
-//! now and then. So completing a request does not restart the measurement.
+//! What must hold: a client that sends or reads slowly counts as slow, even if it completes a small
+//! request, or reads a small answer, now and then. So neither restarts the measurement.
 //!
 //! Deliberately absent: a rate for each request of an HTTP/2 connection.
 
@@ -12,35 +12,36 @@ use tokio::time::Instant;
 
 use crate::Activity;
 
-/// How long a listener waits for the rest of a request before its client can count as slow.
-pub const SLOW_ARRIVAL: Duration = Duration::from_secs(2);
-/// A client that sends less is slow: at a limit, its connection is replaced before idle ones. Only
+/// How long a listener waits for the rest of a request, or for the reading of an answer, before the
+/// client can count as slow.
+pub const SLOW_AFTER: Duration = Duration::from_secs(2);
+/// A client that sends or reads less is slow: at a limit, its connection is replaced before idle ones. Only
 /// time that the listener spends waiting for the client counts.
 pub const SLOW_BYTES_PER_SECOND: u64 = 8 << 10;
 
-/// How much a client sends while its server waits for it.
+/// How much a client sends, or reads, while its server waits for it.
 #[derive(Default, Debug)]
-pub struct Arrivals {
+pub struct ClientPace {
     bytes: u64,
     /// How long the connection has waited for its client, without the current wait.
     waited: Duration,
     waiting_since: Option<Instant>,
     /// When the last wait ended.
     waited_until: Option<Instant>,
-    /// Incomplete requests that the listener waits for.
+    /// Incomplete requests, or unread answers, that the listener waits for.
     awaited: u32,
 }
 
-impl Arrivals {
-    /// The bytes per second that the client sends, if it is slow: less than
-    /// [`SLOW_BYTES_PER_SECOND`] for longer than [`SLOW_ARRIVAL`].
+impl ClientPace {
+    /// The bytes per second that the client moves, if it is slow: less than
+    /// [`SLOW_BYTES_PER_SECOND`] for longer than [`SLOW_AFTER`].
     #[must_use]
     pub fn slow_rate(&self, now: Instant) -> Option<u64> {
         let waiting = self
             .waiting_since
             .map(|at| now.saturating_duration_since(at));
         let waited = self.waited + waiting.unwrap_or_default();
-        if waited <= SLOW_ARRIVAL {
+        if waited <= SLOW_AFTER {
             return None;
         }
         let rate = u128::from(self.bytes) * 1_000_000 / waited.as_micros();
@@ -51,7 +52,7 @@ impl Arrivals {
     /// Takes a report at `at`: the bytes since the one before, and whether the server waits for the
     /// client.
     pub fn report(&mut self, at: Instant, is_awaited: bool, bytes: usize) {
-        self.bytes += bytes as u64;
+        self.note_moved(bytes);
         match (self.awaited > 0, is_awaited) {
             (false, true) => self.begin_wait(at),
             (true, false) => self.end_wait(at),
@@ -60,7 +61,22 @@ impl Arrivals {
         }
     }
 
-    fn begin_wait(&mut self, now: Instant) {
+    /// Whether the server waits for the client, and the rate of a slow one.
+    pub(crate) fn state(&self, now: Instant) -> (bool, Option<u64>) {
+        (self.is_awaited(), self.slow_rate(now))
+    }
+
+    /// Whether the server waits for the client.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited > 0
+    }
+
+    /// Counts bytes that the client has sent or read.
+    pub(crate) fn note_moved(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    pub(crate) fn begin_wait(&mut self, now: Instant) {
         self.awaited += 1;
         if self.awaited > 1 {
             return;
@@ -68,14 +84,14 @@ impl Arrivals {
         let pause = self
             .waited_until
             .map(|at| now.saturating_duration_since(at));
-        if pause.is_none_or(|pause| pause >= SLOW_ARRIVAL) {
+        if pause.is_none_or(|pause| pause >= SLOW_AFTER) {
             self.bytes = 0;
             self.waited = Duration::ZERO;
         }
         self.waiting_since = Some(now);
     }
 
-    fn end_wait(&mut self, now: Instant) {
+    pub(crate) fn end_wait(&mut self, now: Instant) {
         self.count_wait(now);
         self.awaited -= 1;
         if self.awaited == 0 {
@@ -89,7 +105,7 @@ impl Arrivals {
         if let Some(since) = self.waiting_since.replace(now) {
             self.waited += now.saturating_duration_since(since);
         }
-        while self.waited > 2 * SLOW_ARRIVAL {
+        while self.waited > 2 * SLOW_AFTER {
             self.waited /= 2;
             self.bytes /= 2;
         }
@@ -97,8 +113,13 @@ impl Arrivals {
 }
 
 impl Activity {
-    pub(crate) fn arrivals(&self) -> MutexGuard<'_, Arrivals> {
+    pub(crate) fn arrivals(&self) -> MutexGuard<'_, ClientPace> {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn departures(&self) -> MutexGuard<'_, ClientPace> {
+        let departures = self.departures.lock();
+        departures.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,7 +148,7 @@ impl Arrival {
 
     /// Reports bytes that have arrived.
     pub fn receive(&mut self, bytes: usize) {
-        self.activity.arrivals().bytes += bytes as u64;
+        self.activity.arrivals().note_moved(bytes);
         self.end_wait();
     }
 
@@ -159,7 +180,7 @@ mod tests {
     fn only_the_time_that_a_listener_waits_for_a_client_makes_it_slow() {
         let now = Instant::now();
         let at = |seconds| now + seconds * SECOND;
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = ClientPace::default();
         arrivals.report(at(0), true, 1);
         assert_eq!(arrivals.slow_rate(at(2)), None);
         assert_eq!(arrivals.slow_rate(at(3)), Some(0));
@@ -182,7 +203,7 @@ mod tests {
     #[test]
     fn small_requests_that_each_take_their_time_make_a_client_slow() {
         let now = Instant::now();
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = ClientPace::default();
         for request in 0..3 {
             let begin = now + request * Duration::from_millis(1_700);
             arrivals.report(begin, true, 50);
@@ -194,7 +215,7 @@ mod tests {
     #[test]
     fn a_client_that_was_fast_for_long_counts_as_slow_within_a_minute() {
         let now = Instant::now();
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = ClientPace::default();
         for second in 0..100 {
             arrivals.report(now + second * SECOND, true, 10 << 20);
         }
@@ -210,14 +231,14 @@ mod tests {
             max: 1,
             per_address_max: 1,
             stall_timeout: None,
-            unread_timeout: None,
+            expects_login: false,
             requests: None,
         };
         let peer = IpAddr::from([192, 0, 2, 1]);
         let all = Connections::new("test", limits);
         let slot = all.admit(Instant::now(), peer, CancellationToken::new());
         let slot = slot.unwrap();
-        let later = || Instant::now() + 2 * SLOW_ARRIVAL;
+        let later = || Instant::now() + 2 * SLOW_AFTER;
         let rate = || slot.activity.arrivals().slow_rate(later());
         let mut first = slot.begin_arrival();
         let mut second = slot.begin_arrival();
