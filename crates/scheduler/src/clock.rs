@@ -52,7 +52,7 @@ impl Clock {
     /// pause in between, if there was one.
     pub(super) fn turn(&mut self, patience: Duration) -> Option<Standstill> {
         let now = BootTime::now();
-        let suspended = self.suspensions.look();
+        let suspended = self.suspensions.check();
         self.classify(now, suspended, patience)
     }
 
