@@ -50,7 +50,7 @@ impl Clock {
 
     /// Marks the start of a turn, which was due within `patience` of the previous one. Returns the
     /// pause in between, if there was one.
-    pub(super) fn turn(&mut self, patience: Duration) -> Option<Standstill> {
+    pub(super) fn standstill(&mut self, patience: Duration) -> Option<Standstill> {
         let now = BootTime::now();
         let suspended = self.suspensions.check();
         self.classify(now, suspended, patience)
