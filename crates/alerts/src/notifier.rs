@@ -43,7 +43,7 @@ impl Notifier {
         &self.name
     }
 
-    /// Passes on an alert as soon as there is room for it. FoldedRepeats are reported together only if
+    /// Passes on an alert as soon as there is room for it. Repeats are reported together only if
     /// they are submitted without waiting for the receipts of earlier ones.
     ///
     /// If the future is dropped before it is ready, nothing was passed on.
