@@ -98,7 +98,7 @@ impl<T> Backlog<T> {
     }
 
     /// Queues an alert. Call it only while the backlog [has room](Self::has_room).
-    pub(super) fn take_in(&mut self, alert: Alert, callback: T, now: Instant) -> Taken {
+    pub(super) fn enqueue(&mut self, alert: Alert, callback: T, now: Instant) -> Taken {
         let likeness = Likeness::of(&alert);
         if let Some(window) = self.windows.get_mut(&likeness)
             && (window.repeats.is_some() || window.ends.is_none_or(|ends| now < ends))
@@ -269,12 +269,12 @@ mod tests {
     fn the_first_alert_is_sent_at_once_and_repeats_are_summarized() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        assert_eq!(backlog.take_in(of_operation("a"), 1, start), Taken::Fresh);
+        assert_eq!(backlog.enqueue(of_operation("a"), 1, start), Taken::Fresh);
         let first = backlog.next(start);
         assert_eq!(first, Some(outgoing(of_operation("a"), 0, &[1])));
 
         for (callback, operation) in [(2, "b"), (3, "c")] {
-            let taken = backlog.take_in(of_operation(operation), callback, start + SECOND);
+            let taken = backlog.enqueue(of_operation(operation), callback, start + SECOND);
             assert_eq!(taken, Taken::Folded);
         }
         assert_eq!(backlog.next(start + 59 * SECOND), None);
@@ -293,7 +293,7 @@ mod tests {
         let mut messages = Vec::new();
         for second in 0..300 {
             let now = start + second * SECOND;
-            backlog.take_in(alert(), second, now);
+            backlog.enqueue(alert(), second, now);
             while let Some(outgoing) = backlog.next(now) {
                 messages.push(outgoing.message.repeats);
             }
@@ -309,11 +309,11 @@ mod tests {
     fn an_alert_after_a_window_without_repeats_is_sent_at_once() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        backlog.take_in(alert(), 1, start);
+        backlog.enqueue(alert(), 1, start);
         backlog.next(start);
         let later = start + 61 * SECOND;
         assert_eq!(backlog.next_at(), None);
-        assert_eq!(backlog.take_in(alert(), 2, later), Taken::Fresh);
+        assert_eq!(backlog.enqueue(alert(), 2, later), Taken::Fresh);
         assert_eq!(backlog.next(later), Some(outgoing(alert(), 0, &[2])));
     }
 
@@ -343,7 +343,7 @@ mod tests {
             (other_text, Taken::Folded),
         ]) {
             assert_eq!(
-                backlog.take_in(alert, callback, now),
+                backlog.enqueue(alert, callback, now),
                 expected,
                 "{callback}"
             );
@@ -354,9 +354,9 @@ mod tests {
     fn repeats_of_a_queued_alert_are_gathered() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        backlog.take_in(alert(), 1, start);
+        backlog.enqueue(alert(), 1, start);
         let later = start + 600 * SECOND;
-        assert_eq!(backlog.take_in(alert(), 2, later), Taken::Folded);
+        assert_eq!(backlog.enqueue(alert(), 2, later), Taken::Folded);
         assert_eq!(backlog.next_at(), None);
         assert_eq!(backlog.next(later), Some(outgoing(alert(), 0, &[1])));
         assert_eq!(backlog.next(later), None);
@@ -368,11 +368,11 @@ mod tests {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         for callback in [1, 2] {
-            backlog.take_in(alert(), callback, start);
+            backlog.enqueue(alert(), callback, start);
         }
         backlog.next(start);
-        backlog.take_in(of_step("early"), 3, start + 59 * SECOND);
-        backlog.take_in(of_step("late"), 4, start + 61 * SECOND);
+        backlog.enqueue(of_step("early"), 3, start + 59 * SECOND);
+        backlog.enqueue(of_step("late"), 4, start + 61 * SECOND);
         let now = start + 62 * SECOND;
         let order: Vec<_> = std::iter::from_fn(|| backlog.next(now)).collect();
         assert_eq!(
@@ -389,12 +389,12 @@ mod tests {
     fn gathered_repeats_are_sent_early_when_there_is_no_room() {
         let mut backlog = backlog(10, 2);
         let start = Instant::now();
-        backlog.take_in(alert(), 1, start);
+        backlog.enqueue(alert(), 1, start);
         backlog.next(start);
-        backlog.take_in(alert(), 2, start);
+        backlog.enqueue(alert(), 2, start);
         assert!(backlog.has_room());
         assert_eq!(backlog.next(start), None);
-        backlog.take_in(alert(), 3, start);
+        backlog.enqueue(alert(), 3, start);
         assert!(!backlog.has_room());
         assert_eq!(backlog.next(start), Some(outgoing(alert(), 2, &[2, 3])));
         assert!(backlog.has_room());
@@ -404,9 +404,9 @@ mod tests {
     fn a_full_queue_refuses_alerts_until_one_is_sent() {
         let mut backlog = backlog(2, 10);
         let now = Instant::now();
-        backlog.take_in(of_step("a"), 1, now);
+        backlog.enqueue(of_step("a"), 1, now);
         assert!(backlog.has_room());
-        backlog.take_in(of_step("b"), 2, now);
+        backlog.enqueue(of_step("b"), 2, now);
         assert!(!backlog.has_room());
         backlog.next(now);
         assert!(backlog.has_room());
@@ -418,13 +418,13 @@ mod tests {
         let start = Instant::now();
         for (callback, step) in (0..).zip(["a", "b", "c"]) {
             let now = start + callback * SECOND;
-            backlog.take_in(of_step(step), callback, now);
+            backlog.enqueue(of_step(step), callback, now);
             backlog.next(now);
         }
         assert_eq!(backlog.windows.len(), 2);
         let now = start + 3 * SECOND;
-        assert_eq!(backlog.take_in(of_step("c"), 3, now), Taken::Folded);
-        assert_eq!(backlog.take_in(of_step("a"), 4, now), Taken::Fresh);
+        assert_eq!(backlog.enqueue(of_step("c"), 3, now), Taken::Folded);
+        assert_eq!(backlog.enqueue(of_step("a"), 4, now), Taken::Fresh);
         assert_eq!(backlog.windows.len(), 2);
     }
 
@@ -433,7 +433,7 @@ mod tests {
         let mut backlog = backlog(10, 10);
         let now = Instant::now();
         for callback in [1, 2, 3] {
-            backlog.take_in(alert(), callback, now);
+            backlog.enqueue(alert(), callback, now);
         }
         backlog.close();
         assert!(!backlog.is_finished());

@@ -94,7 +94,7 @@ impl Worker {
                 submitted = self.inbox.recv(), if is_open && self.backlog.has_room() => {
                     match submitted {
                         Some(Submitted { alert, callback }) => {
-                            let taken = self.backlog.take_in(alert, callback, Instant::now());
+                            let taken = self.backlog.enqueue(alert, callback, Instant::now());
                             if taken == Taken::Folded {
                                 self.metrics.folded.increment(1);
                             }

@@ -148,7 +148,7 @@ impl SchedulerLoop {
         }
         self.admit(now);
         self.load();
-        self.commits.go_on(&mut self.slots, now);
+        self.commits.resume(&mut self.slots, now);
         self.renew();
         self.offer_room();
     }
