@@ -225,7 +225,7 @@ impl Attack {
         }
     }
 
-    async fn go_on(self, attacker: Attacker) {
+    async fn run_attacker(self, attacker: Attacker) {
         loop {
             if self.step(&attacker).await.is_err() {
                 attacker.tally.unreached.fetch_add(1, Ordering::Relaxed);
@@ -256,7 +256,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
                     topic_prefix: arguments.topic_prefix.as_str().into(),
                     tally: tally.clone(),
                 };
-                attackers.spawn_local(attack.go_on(attacker));
+                attackers.spawn_local(attack.run_attacker(attacker));
             }
         }
         tallies.push((attack, tally));

@@ -83,7 +83,7 @@ pub struct Run {
     pub kinds: Vec<KindOutcome>,
     /// The CPU and memory of processes.
     pub processes: Vec<Process>,
-    /// The course of the run, in samples.
+    /// The run over time, in samples.
     pub samples: Vec<Sample>,
     /// The highest rate that held, if the scenario measures it.
     #[serde(default)]

@@ -37,7 +37,7 @@ use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unk
 use crate::metrics::{ServiceMetrics, breaker_state};
 use crate::spans;
 use crate::template::{Scope, TemplateError};
-use answer::{Judge, Verdict, retry_after};
+use answer::{StatusRules, Verdict, retry_after};
 use client::{Answer, BodyError, Client, SendError};
 use last_answer::LastAnswer;
 use plan::{Plan, StepPlan};
@@ -173,7 +173,7 @@ impl AgentsFile {
 #[derive(Debug)]
 pub struct HttpAgent {
     plan: Plan,
-    judge: Judge,
+    rules: StatusRules,
     client: Client,
     breaker: Breaker,
     service: ServiceMetrics,
@@ -213,7 +213,7 @@ impl HttpAgent {
             ));
         }
         Ok(Self {
-            judge: Judge::compile(config)?,
+            rules: StatusRules::compile(config)?,
             client: Client::new(config, plan.is_tls())?,
             breaker: Breaker::new(
                 name,
@@ -344,7 +344,7 @@ impl HttpAgent {
         let outcome = match answer {
             Ok(Ok(answer)) => {
                 self.last_answer.note(ended);
-                return self.judge(step, call.request.action, answer);
+                return self.classify(step, call.request.action, answer);
             }
             Ok(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
@@ -371,9 +371,9 @@ impl HttpAgent {
         }
     }
 
-    fn judge(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {
+    fn classify(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {
         let Answer { head, body } = answer;
-        let verdict = self.judge.verdict(head.status, action);
+        let verdict = self.rules.verdict(head.status, action);
         let outcome = match (verdict, body) {
             (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
             (Verdict::Absent, _) => Outcome::Success {
@@ -395,7 +395,7 @@ impl HttpAgent {
                 format!("the service's answer is incomplete: {error}"),
             ),
             (failure, body) => self
-                .judge
+                .rules
                 .failure(failure, head.status, body.as_deref().ok()),
         };
         Exchanged {

@@ -18,17 +18,17 @@ pub(super) struct Limits {
     pub dedup_window: Duration,
     /// The limit on waiting alerts, the last one of each window included.
     pub queue_max: usize,
-    /// The limit on tickets that windows gather.
+    /// The limit on callbacks that windows gather.
     pub folded_max: usize,
 }
 
-/// The waiting alerts. `T` is the ticket of each alert, which is returned with the message that
+/// The waiting alerts. `T` is the callback of each alert, which is returned with the message that
 /// reports the alert.
 pub(super) struct Backlog<T> {
     limits: Limits,
     fresh: VecDeque<Fresh<T>>,
     windows: HashMap<Likeness, Window<T>>,
-    /// Tickets in all windows.
+    /// Callbacks in all windows.
     folded: usize,
     closed: bool,
 }
@@ -56,18 +56,18 @@ impl Likeness {
 struct Fresh<T> {
     since: Instant,
     alert: Alert,
-    ticket: T,
+    callback: T,
 }
 
 struct Window<T> {
     /// `None` until the alert that opened the window was taken.
     ends: Option<Instant>,
-    repeats: Option<Repeats<T>>,
+    repeats: Option<FoldedRepeats<T>>,
 }
 
-struct Repeats<T> {
+struct FoldedRepeats<T> {
     last: Alert,
-    tickets: Vec<T>,
+    callbacks: Vec<T>,
 }
 
 /// How an alert was queued.
@@ -79,11 +79,11 @@ pub(super) enum Taken {
     Folded,
 }
 
-/// A message to send, and the tickets of all alerts that it reports.
+/// A message to send, and the callbacks of all alerts that it reports.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Outgoing<T> {
     pub message: Message,
-    pub tickets: Vec<T>,
+    pub callbacks: Vec<T>,
 }
 
 impl<T> Backlog<T> {
@@ -98,17 +98,17 @@ impl<T> Backlog<T> {
     }
 
     /// Queues an alert. Call it only while the backlog [has room](Self::has_room).
-    pub(super) fn take_in(&mut self, alert: Alert, ticket: T, now: Instant) -> Taken {
+    pub(super) fn enqueue(&mut self, alert: Alert, callback: T, now: Instant) -> Taken {
         let likeness = Likeness::of(&alert);
         if let Some(window) = self.windows.get_mut(&likeness)
             && (window.repeats.is_some() || window.ends.is_none_or(|ends| now < ends))
         {
-            let repeats = window.repeats.get_or_insert_with(|| Repeats {
+            let repeats = window.repeats.get_or_insert_with(|| FoldedRepeats {
                 last: alert.clone(),
-                tickets: Vec::new(),
+                callbacks: Vec::new(),
             });
             repeats.last = alert;
-            repeats.tickets.push(ticket);
+            repeats.callbacks.push(callback);
             self.folded += 1;
             return Taken::Folded;
         }
@@ -121,7 +121,7 @@ impl<T> Backlog<T> {
         self.fresh.push_back(Fresh {
             since: now,
             alert,
-            ticket,
+            callback,
         });
         Taken::Fresh
     }
@@ -178,13 +178,15 @@ impl<T> Backlog<T> {
     }
 
     fn take_fresh(&mut self, now: Instant) -> Option<Outgoing<T>> {
-        let Fresh { alert, ticket, .. } = self.fresh.pop_front()?;
+        let Fresh {
+            alert, callback, ..
+        } = self.fresh.pop_front()?;
         if let Some(window) = self.windows.get_mut(&Likeness::of(&alert)) {
             window.ends = Some(now + self.limits.dedup_window);
         }
         Some(Outgoing {
             message: Message { alert, repeats: 0 },
-            tickets: vec![ticket],
+            callbacks: vec![callback],
         })
     }
 
@@ -192,14 +194,14 @@ impl<T> Backlog<T> {
     fn take_repeats(&mut self, likeness: &Likeness, now: Instant) -> Option<Outgoing<T>> {
         let window = self.windows.get_mut(likeness)?;
         window.ends = Some(now + self.limits.dedup_window);
-        let Repeats { last, tickets } = window.repeats.take()?;
-        self.folded -= tickets.len();
+        let FoldedRepeats { last, callbacks } = window.repeats.take()?;
+        self.folded -= callbacks.len();
         Some(Outgoing {
             message: Message {
                 alert: last,
-                repeats: tickets.len(),
+                repeats: callbacks.len(),
             },
-            tickets,
+            callbacks,
         })
     }
 
@@ -256,10 +258,10 @@ mod tests {
         }
     }
 
-    fn outgoing(alert: Alert, repeats: usize, tickets: &[u32]) -> Outgoing<u32> {
+    fn outgoing(alert: Alert, repeats: usize, callbacks: &[u32]) -> Outgoing<u32> {
         Outgoing {
             message: Message { alert, repeats },
-            tickets: tickets.to_vec(),
+            callbacks: callbacks.to_vec(),
         }
     }
 
@@ -267,12 +269,12 @@ mod tests {
     fn the_first_alert_is_sent_at_once_and_repeats_are_summarized() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        assert_eq!(backlog.take_in(of_operation("a"), 1, start), Taken::Fresh);
+        assert_eq!(backlog.enqueue(of_operation("a"), 1, start), Taken::Fresh);
         let first = backlog.next(start);
         assert_eq!(first, Some(outgoing(of_operation("a"), 0, &[1])));
 
-        for (ticket, operation) in [(2, "b"), (3, "c")] {
-            let taken = backlog.take_in(of_operation(operation), ticket, start + SECOND);
+        for (callback, operation) in [(2, "b"), (3, "c")] {
+            let taken = backlog.enqueue(of_operation(operation), callback, start + SECOND);
             assert_eq!(taken, Taken::Folded);
         }
         assert_eq!(backlog.next(start + 59 * SECOND), None);
@@ -291,7 +293,7 @@ mod tests {
         let mut messages = Vec::new();
         for second in 0..300 {
             let now = start + second * SECOND;
-            backlog.take_in(alert(), second, now);
+            backlog.enqueue(alert(), second, now);
             while let Some(outgoing) = backlog.next(now) {
                 messages.push(outgoing.message.repeats);
             }
@@ -307,11 +309,11 @@ mod tests {
     fn an_alert_after_a_window_without_repeats_is_sent_at_once() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        backlog.take_in(alert(), 1, start);
+        backlog.enqueue(alert(), 1, start);
         backlog.next(start);
         let later = start + 61 * SECOND;
         assert_eq!(backlog.next_at(), None);
-        assert_eq!(backlog.take_in(alert(), 2, later), Taken::Fresh);
+        assert_eq!(backlog.enqueue(alert(), 2, later), Taken::Fresh);
         assert_eq!(backlog.next(later), Some(outgoing(alert(), 0, &[2])));
     }
 
@@ -332,7 +334,7 @@ mod tests {
             workflow: "other".to_owned(),
             ..alert()
         };
-        for (ticket, (alert, expected)) in (0..).zip([
+        for (callback, (alert, expected)) in (0..).zip([
             (alert(), Taken::Fresh),
             (other_code, Taken::Fresh),
             (other_kind, Taken::Fresh),
@@ -340,7 +342,11 @@ mod tests {
             (of_step("other"), Taken::Fresh),
             (other_text, Taken::Folded),
         ]) {
-            assert_eq!(backlog.take_in(alert, ticket, now), expected, "{ticket}");
+            assert_eq!(
+                backlog.enqueue(alert, callback, now),
+                expected,
+                "{callback}"
+            );
         }
     }
 
@@ -348,9 +354,9 @@ mod tests {
     fn repeats_of_a_queued_alert_are_gathered() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        backlog.take_in(alert(), 1, start);
+        backlog.enqueue(alert(), 1, start);
         let later = start + 600 * SECOND;
-        assert_eq!(backlog.take_in(alert(), 2, later), Taken::Folded);
+        assert_eq!(backlog.enqueue(alert(), 2, later), Taken::Folded);
         assert_eq!(backlog.next_at(), None);
         assert_eq!(backlog.next(later), Some(outgoing(alert(), 0, &[1])));
         assert_eq!(backlog.next(later), None);
@@ -361,12 +367,12 @@ mod tests {
     fn alerts_are_sent_in_order_of_time() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
-        for ticket in [1, 2] {
-            backlog.take_in(alert(), ticket, start);
+        for callback in [1, 2] {
+            backlog.enqueue(alert(), callback, start);
         }
         backlog.next(start);
-        backlog.take_in(of_step("early"), 3, start + 59 * SECOND);
-        backlog.take_in(of_step("late"), 4, start + 61 * SECOND);
+        backlog.enqueue(of_step("early"), 3, start + 59 * SECOND);
+        backlog.enqueue(of_step("late"), 4, start + 61 * SECOND);
         let now = start + 62 * SECOND;
         let order: Vec<_> = std::iter::from_fn(|| backlog.next(now)).collect();
         assert_eq!(
@@ -383,12 +389,12 @@ mod tests {
     fn gathered_repeats_are_sent_early_when_there_is_no_room() {
         let mut backlog = backlog(10, 2);
         let start = Instant::now();
-        backlog.take_in(alert(), 1, start);
+        backlog.enqueue(alert(), 1, start);
         backlog.next(start);
-        backlog.take_in(alert(), 2, start);
+        backlog.enqueue(alert(), 2, start);
         assert!(backlog.has_room());
         assert_eq!(backlog.next(start), None);
-        backlog.take_in(alert(), 3, start);
+        backlog.enqueue(alert(), 3, start);
         assert!(!backlog.has_room());
         assert_eq!(backlog.next(start), Some(outgoing(alert(), 2, &[2, 3])));
         assert!(backlog.has_room());
@@ -398,9 +404,9 @@ mod tests {
     fn a_full_queue_refuses_alerts_until_one_is_sent() {
         let mut backlog = backlog(2, 10);
         let now = Instant::now();
-        backlog.take_in(of_step("a"), 1, now);
+        backlog.enqueue(of_step("a"), 1, now);
         assert!(backlog.has_room());
-        backlog.take_in(of_step("b"), 2, now);
+        backlog.enqueue(of_step("b"), 2, now);
         assert!(!backlog.has_room());
         backlog.next(now);
         assert!(backlog.has_room());
@@ -410,15 +416,15 @@ mod tests {
     fn the_number_of_windows_is_bounded() {
         let mut backlog = backlog(2, 10);
         let start = Instant::now();
-        for (ticket, step) in (0..).zip(["a", "b", "c"]) {
-            let now = start + ticket * SECOND;
-            backlog.take_in(of_step(step), ticket, now);
+        for (callback, step) in (0..).zip(["a", "b", "c"]) {
+            let now = start + callback * SECOND;
+            backlog.enqueue(of_step(step), callback, now);
             backlog.next(now);
         }
         assert_eq!(backlog.windows.len(), 2);
         let now = start + 3 * SECOND;
-        assert_eq!(backlog.take_in(of_step("c"), 3, now), Taken::Folded);
-        assert_eq!(backlog.take_in(of_step("a"), 4, now), Taken::Fresh);
+        assert_eq!(backlog.enqueue(of_step("c"), 3, now), Taken::Folded);
+        assert_eq!(backlog.enqueue(of_step("a"), 4, now), Taken::Fresh);
         assert_eq!(backlog.windows.len(), 2);
     }
 
@@ -426,8 +432,8 @@ mod tests {
     fn a_closed_backlog_returns_everything_at_once() {
         let mut backlog = backlog(10, 10);
         let now = Instant::now();
-        for ticket in [1, 2, 3] {
-            backlog.take_in(alert(), ticket, now);
+        for callback in [1, 2, 3] {
+            backlog.enqueue(alert(), callback, now);
         }
         backlog.close();
         assert!(!backlog.is_finished());

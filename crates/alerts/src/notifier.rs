@@ -16,15 +16,15 @@ pub struct Notifier {
     inbox: mpsc::Sender<Submitted>,
 }
 
-/// An alert, and the ticket for its outcome.
+/// An alert, and the callback for its outcome.
 #[derive(Debug)]
 pub(super) struct Submitted {
     pub alert: Alert,
-    pub ticket: Ticket,
+    pub callback: DeliveryCallback,
 }
 
-/// A dropped ticket reports [`Undeliverable::Stopped`].
-pub(super) type Ticket = oneshot::Sender<Result<(), Undeliverable>>;
+/// A dropped callback reports [`Undeliverable::Stopped`].
+pub(super) type DeliveryCallback = oneshot::Sender<Result<(), Undeliverable>>;
 
 impl Notifier {
     /// How many alerts may wait between a notifier and its worker. Further alerts wait in the
@@ -48,12 +48,12 @@ impl Notifier {
     ///
     /// If the future is dropped before it is ready, nothing was passed on.
     pub async fn submit(&self, alert: Alert) -> Receipt {
-        let (ticket, receipt) = oneshot::channel();
+        let (callback, receipt) = oneshot::channel();
         let submitted = Submitted {
             alert: alert.clipped(),
-            ticket,
+            callback,
         };
-        // If the worker has ended, the ticket is dropped, and the receipt reports that.
+        // If the worker has ended, the callback is dropped, and the receipt reports that.
         let _ = self.inbox.send(submitted).await;
         Receipt(receipt)
     }

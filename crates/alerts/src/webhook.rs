@@ -196,14 +196,14 @@ impl Call<'_> {
             request = request.header(SIGNATURE, key.sign(&self.id, timestamp, &self.body));
         }
         match request.body(self.body.clone()).send().await {
-            Ok(response) => judge(&response, Timestamp::now()),
+            Ok(response) => classify(&response, Timestamp::now()),
             // The URL may hold a secret.
             Err(error) => Err(Failure::passing(chain(&error.without_url()))),
         }
     }
 }
 
-fn judge(response: &Response, now: Timestamp) -> Result<(), Failure> {
+fn classify(response: &Response, now: Timestamp) -> Result<(), Failure> {
     let status = response.status();
     if status.is_success() {
         return Ok(());

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::backlog::{Backlog, Limits, Outgoing, Taken};
 use super::channel::Channel;
 use super::metrics::ReceiverMetrics;
-use super::notifier::{Notifier, Submitted, Ticket, Undeliverable};
+use super::notifier::{DeliveryCallback, Notifier, Submitted, Undeliverable};
 use super::retries::Retries;
 use crate::config::AlertsConfig;
 
@@ -21,14 +21,14 @@ pub struct Worker {
     channel: Channel,
     retries: Retries,
     inbox: mpsc::Receiver<Submitted>,
-    backlog: Backlog<Ticket>,
+    backlog: Backlog<DeliveryCallback>,
     metrics: ReceiverMetrics,
     is_gone: bool,
 }
 
-/// A message that was sent or given up, with the tickets of all alerts that it reports.
+/// A message that was sent or given up, with the callbacks of all alerts that it reports.
 struct Done {
-    tickets: Vec<Ticket>,
+    callbacks: Vec<DeliveryCallback>,
     result: Result<(), Undeliverable>,
 }
 
@@ -60,10 +60,10 @@ impl Worker {
         let channel = &self.channel;
         let retries = self.retries;
         let stop = &stop;
-        let send = |outgoing: Outgoing<Ticket>| async move {
-            let Outgoing { message, tickets } = outgoing;
+        let send = |outgoing: Outgoing<DeliveryCallback>| async move {
+            let Outgoing { message, callbacks } = outgoing;
             let result = retries.deliver(name, channel, &message, stop).await;
-            Done { tickets, result }
+            Done { callbacks, result }
         };
         let mut wire: Option<Pin<Box<_>>> = None;
         let mut is_open = true;
@@ -73,8 +73,8 @@ impl Worker {
             {
                 if self.is_gone {
                     let result = Err(Undeliverable::Gone);
-                    let tickets = outgoing.tickets;
-                    settle(name, &self.metrics, Done { tickets, result });
+                    let callbacks = outgoing.callbacks;
+                    settle(name, &self.metrics, Done { callbacks, result });
                 } else {
                     wire = Some(Box::pin(send(outgoing)));
                 }
@@ -93,8 +93,8 @@ impl Worker {
                 }
                 submitted = self.inbox.recv(), if is_open && self.backlog.has_room() => {
                     match submitted {
-                        Some(Submitted { alert, ticket }) => {
-                            let taken = self.backlog.take_in(alert, ticket, Instant::now());
+                        Some(Submitted { alert, callback }) => {
+                            let taken = self.backlog.enqueue(alert, callback, Instant::now());
                             if taken == Taken::Folded {
                                 self.metrics.folded.increment(1);
                             }
@@ -129,10 +129,10 @@ async fn wake_at(time: Option<Instant>) {
     }
 }
 
-/// Counts the outcome of a message, and passes it to all waiting tickets.
+/// Counts the outcome of a message, and passes it to all waiting callbacks.
 fn settle(receiver: &str, metrics: &ReceiverMetrics, done: Done) {
-    let Done { tickets, result } = done;
-    let alerts = tickets.len();
+    let Done { callbacks, result } = done;
+    let alerts = callbacks.len();
     match &result {
         Ok(()) => metrics.delivered.increment(alerts as u64),
         Err(Undeliverable::Stopped) => {}
@@ -141,8 +141,8 @@ fn settle(receiver: &str, metrics: &ReceiverMetrics, done: Done) {
             tracing::error!(receiver, alerts, cause = %error, "could not deliver alerts");
         }
     }
-    for ticket in tickets {
+    for callback in callbacks {
         // The receipt may have been dropped.
-        let _ = ticket.send(result.clone());
+        let _ = callback.send(result.clone());
     }
 }

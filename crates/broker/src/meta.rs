@@ -531,7 +531,7 @@ mod tests {
         meta.put_topic("orders", &topic).unwrap();
         meta.put_log_start([7; 16], 2, 40).unwrap();
         let mut ages = SegmentAges::default();
-        ages.look([(0, 40)].into_iter(), 3_000);
+        ages.observe([(0, 40)].into_iter(), 3_000);
         let noted = [([7; 16], 2, &ages)].into_iter();
         meta.put_ages(5_000, noted).unwrap();
         meta.commit_offsets("g", [("orders", 1, committed.clone())].into_iter())

@@ -49,7 +49,7 @@ pub(crate) struct SegmentAges(BTreeMap<i64, SeenEnd>);
 impl SegmentAges {
     /// Records the current `segments`, each by its base offset and the offset after its last
     /// record, at the run time `now_ms`. Forgets all others.
-    pub(crate) fn look(&mut self, segments: impl Iterator<Item = (i64, i64)>, now_ms: u64) {
+    pub(crate) fn observe(&mut self, segments: impl Iterator<Item = (i64, i64)>, now_ms: u64) {
         let before = std::mem::take(&mut self.0);
         self.0 = segments
             .map(|(base, next_offset)| {
@@ -86,17 +86,17 @@ mod tests {
     #[test]
     fn a_segment_ages_from_when_its_end_was_first_seen() {
         let mut ages = SegmentAges::default();
-        ages.look([(0, 10), (10, 20)].into_iter(), 5);
+        ages.observe([(0, 10), (10, 20)].into_iter(), 5);
         assert!(!ages.is_older(0, HOUR, 5 + HOUR_MS));
         assert!(ages.is_older(0, HOUR, 6 + HOUR_MS));
         assert!(!ages.is_older(20, HOUR, u64::MAX), "it was never seen");
 
         // A record more, and it is young again. The other one is not.
-        ages.look([(0, 10), (10, 21)].into_iter(), HOUR_MS);
+        ages.observe([(0, 10), (10, 21)].into_iter(), HOUR_MS);
         assert!(ages.is_older(0, HOUR, 6 + HOUR_MS));
         assert!(!ages.is_older(10, HOUR, 2 * HOUR_MS));
 
-        ages.look([(10, 21)].into_iter(), 2 * HOUR_MS);
+        ages.observe([(10, 21)].into_iter(), 2 * HOUR_MS);
         assert!(!ages.is_older(0, HOUR, u64::MAX), "it is forgotten");
         assert!(ages.is_older(10, HOUR, 2 * HOUR_MS + 1));
     }

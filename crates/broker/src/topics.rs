@@ -319,10 +319,10 @@ impl Topics {
         Ok(())
     }
 
-    /// Passes all topics to `look`, by name. None is created, changed or deleted meanwhile. Blocks.
-    pub(crate) fn while_unchanged<T>(&self, look: impl FnOnce(&[Arc<Topic>]) -> T) -> T {
+    /// Passes all topics to `read`, by name. None is created, changed or deleted meanwhile. Blocks.
+    pub(crate) fn while_unchanged<T>(&self, read: impl FnOnce(&[Arc<Topic>]) -> T) -> T {
         let _changing = locked(&self.changing);
-        look(&self.all())
+        read(&self.all())
     }
 
     /// Applies retention to every partition. Blocks.

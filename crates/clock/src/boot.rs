@@ -84,7 +84,7 @@ impl Default for Suspensions {
 
 impl Suspensions {
     /// How long the machine was suspended since the last call; `None` for less than a second.
-    pub fn look(&mut self) -> Option<Duration> {
+    pub fn check(&mut self) -> Option<Duration> {
         let (monotonic, boot) = together(Instant::now, BootTime::now);
         self.compare(monotonic, boot)
     }
@@ -182,17 +182,17 @@ mod tests {
     fn a_suspension_is_reported_once_and_a_busy_machine_is_not() {
         let (monotonic, boot) = (Instant::now(), BootTime::from_micros(5_000_000));
         let mut suspensions = Suspensions { boot, monotonic };
-        let mut look = |monotonic_s: u64, boot_s: u64| {
+        let mut check = |monotonic_s: u64, boot_s: u64| {
             let monotonic = monotonic + Duration::from_secs(monotonic_s);
             suspensions.compare(monotonic, boot + Duration::from_secs(boot_s))
         };
         assert_eq!(
-            look(100, 100),
+            check(100, 100),
             None,
             "it was suspended, and the clock counted"
         );
-        assert_eq!(look(101, 3_701), Some(Duration::from_secs(3_600)));
-        assert_eq!(look(102, 3_702), None);
+        assert_eq!(check(101, 3_701), Some(Duration::from_secs(3_600)));
+        assert_eq!(check(102, 3_702), None);
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Advance<'_> {
     ///
     /// If a step is in a state that the engine never produces.
     pub fn start(&mut self) -> Result<(), IllegalTransition> {
-        self.go_on()
+        self.proceed()
     }
 
     /// Takes an operation over from an earlier owner. Attempts in progress are requested again,
@@ -101,7 +101,7 @@ impl Advance<'_> {
                 self.ask.insert(index);
             }
         }
-        self.go_on()
+        self.proceed()
     }
 
     /// Applies a reply. Returns whether it changed the state. A reply to an attempt that is not in
@@ -197,7 +197,7 @@ impl Advance<'_> {
         };
         self.step(index, event)?;
         self.give_up_if_late(index);
-        self.go_on()?;
+        self.proceed()?;
         Ok(true)
     }
 
@@ -247,7 +247,7 @@ impl Advance<'_> {
             outcome.changed = true;
         }
         if outcome.changed {
-            self.go_on()?;
+            self.proceed()?;
         }
         Ok(outcome)
     }
@@ -334,7 +334,7 @@ impl Advance<'_> {
             | Outcome::NotAttempted { .. } => None,
         };
         self.step(index, StepEvent::OutcomeKnown { outputs })?;
-        self.go_on()?;
+        self.proceed()?;
         Ok(true)
     }
 
@@ -383,12 +383,12 @@ impl Advance<'_> {
             | ProcessState::Error
             | ProcessState::Compensating => {}
         }
-        self.go_on()?;
+        self.proceed()?;
         Ok(true)
     }
 
     /// Advances the operation as far as possible.
-    fn go_on(&mut self) -> Result<(), IllegalTransition> {
+    fn proceed(&mut self) -> Result<(), IllegalTransition> {
         match self.state.state {
             ProcessState::Processing => self.go_forward(),
             ProcessState::Compensating => self.go_back(),

@@ -477,7 +477,7 @@ impl PartitionEngine {
         self.bytes += resident.bytes;
         self.entries.insert(id, Entry::Resident(Box::new(resident)));
         self.with_resident(id, now, |resident, cx| {
-            resident.keep_place(request, cx);
+            resident.reserve_id(request, cx);
             Ok(())
         });
     }
@@ -617,7 +617,7 @@ impl PartitionEngine {
             Err(panic) => resident.park(panic_message(&*panic), &mut cx),
         }
         self.bytes = self.bytes - bytes + resident.bytes;
-        self.open.take_in(resident, leaving);
+        self.open.collect_changes(resident, leaving);
         if resident.held_back && !held_back {
             self.held_back.push(id);
         }

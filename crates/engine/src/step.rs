@@ -97,8 +97,8 @@ pub enum StepEvent {
     TimedOut,
     /// Completed steps are to be undone, including this one if it was ever requested.
     Undo,
-    /// Every later step is undone: this one's turn has come.
-    Turn,
+    /// Every later step is undone: the undo of this one begins.
+    BeginUndo,
     /// The outcome of the attempt that was in progress when the undo began is now known.
     OutcomeKnown {
         /// Its outputs, if it succeeded.
@@ -130,7 +130,7 @@ impl StepEvent {
             Self::NotAttempted { .. } => "NotAttempted",
             Self::TimedOut => "TimedOut",
             Self::Undo => "Undo",
-            Self::Turn => "Turn",
+            Self::BeginUndo => "BeginUndo",
             Self::OutcomeKnown { .. } => "OutcomeKnown",
             Self::LateSuccess { .. } => "LateSuccess",
             Self::Undone => "Undone",
@@ -227,7 +227,7 @@ pub fn transition(
             on.progress.failure_count = 0;
             on.progress.retry_at = Some(now);
         }
-        (S::Compensating, E::Turn) if !under_way && !waits => on.turn(),
+        (S::Compensating, E::BeginUndo) if !under_way && !waits => on.begin_undo(),
         (S::Compensating, E::OutcomeKnown { outputs })
             if !under_way && on.progress.awaited_until.is_some() =>
         {
@@ -308,7 +308,7 @@ pub fn transition(
             | E::NotAttempted { .. }
             | E::TimedOut
             | E::Undo
-            | E::Turn
+            | E::BeginUndo
             | E::OutcomeKnown { .. }
             | E::LateSuccess { .. }
             | E::Undone
@@ -512,8 +512,8 @@ impl StepTransition<'_> {
         }
     }
 
-    /// Starts to undo the step. If no agent can, a person must.
-    fn turn(&mut self) {
+    /// Starts to undo the step. If no agent can, an operator must.
+    fn begin_undo(&mut self) {
         if self.step.compensation().is_none() {
             self.enter(StepState::Failed);
             self.progress.action = Action::Compensate;

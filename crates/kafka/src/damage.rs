@@ -131,7 +131,7 @@ pub(crate) struct History {
 
 impl History {
     /// Notes that records of this kind were met. Returns whether undecodable ones were met there before.
-    fn met_again(
+    fn is_repeated(
         &mut self,
         topic: &str,
         partition: PartitionId,
@@ -273,8 +273,8 @@ impl Round<'_> {
     /// The report of damage, with the offset to continue at if the records there were written
     /// undecodable.
     fn log_of(&mut self, probe: &Probe, at: Position, damage: Damage) -> DamagedLog {
-        let is_met_again = self.history.met_again(&at.0, at.1, at.2, damage.kind);
-        let next = (is_met_again && self.finds_next).then(|| self.behind(probe, &at, damage.batch));
+        let is_repeated = self.history.is_repeated(&at.0, at.1, at.2, damage.kind);
+        let next = (is_repeated && self.finds_next).then(|| self.behind(probe, &at, damage.batch));
         let (topic, partition, offset) = at;
         DamagedLog {
             topic,
@@ -489,7 +489,8 @@ mod tests {
     fn only_a_record_undecodable_twice_is_reported() {
         use DamageKind::{Corrupt, Undecodable};
         let mut history = History::default();
-        let mut again = |offset, kind| history.met_again("t", PartitionId(0), Offset(offset), kind);
+        let mut again =
+            |offset, kind| history.is_repeated("t", PartitionId(0), Offset(offset), kind);
         assert!(!again(7, Undecodable));
         assert!(!again(8, Undecodable));
         assert!(again(8, Undecodable));

@@ -68,11 +68,11 @@ impl StallWatch {
             let end = native::known_end(client, &at.topic, at.partition);
             end.is_some_and(|end| at.position.unwrap_or(Offset(0)) < end)
         });
-        self.look(now, partitions)
+        self.suspects_at(now, partitions)
     }
 
     /// The same, for partitions that have records left.
-    fn look(&mut self, now: Instant, behind: Vec<Behind>) -> Vec<Behind> {
+    fn suspects_at(&mut self, now: Instant, behind: Vec<Behind>) -> Vec<Behind> {
         let before = self.looked_at.replace(now).unwrap_or(now);
         let gap = now.saturating_duration_since(before).min(GAP_MAX);
         let mut old = std::mem::take(&mut self.still);
@@ -136,7 +136,7 @@ mod tests {
         seconds.into_iter().find(|second| {
             let at = position(*second).map(behind).unwrap_or_default();
             !watch
-                .look(start + Duration::from_secs(*second), at)
+                .suspects_at(start + Duration::from_secs(*second), at)
                 .is_empty()
         })
     }
@@ -164,8 +164,11 @@ mod tests {
     fn time_without_polls_counts_two_seconds() {
         let mut watch = StallWatch::default();
         let start = Instant::now();
-        assert_eq!(watch.look(start, behind(7)), []);
-        assert_eq!(watch.look(start + Duration::from_secs(3600), behind(7)), []);
+        assert_eq!(watch.suspects_at(start, behind(7)), []);
+        assert_eq!(
+            watch.suspects_at(start + Duration::from_secs(3600), behind(7)),
+            []
+        );
         let found = suspect_at(&mut watch, start, 3601..3700, |_| Some(7));
         assert_eq!(found, Some(3608));
     }
@@ -190,7 +193,7 @@ mod tests {
         let mut watch = StallWatch::default();
         let start = Instant::now();
         assert!(watch.is_due(start));
-        watch.look(start, Vec::new());
+        watch.suspects_at(start, Vec::new());
         assert!(!watch.is_due(start + Duration::from_millis(999)));
         assert!(watch.is_due(start + CHECK_INTERVAL));
     }

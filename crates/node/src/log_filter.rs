@@ -114,7 +114,7 @@ mod tests {
             "waybill::roles::life=debug",
             "off",
             "INFO,waybill=debug",
-            "info,librdkafka=debug,waybill_kafka::lanes=trace",
+            "info,librdkafka=debug,waybill_kafka::admin=trace",
         ] {
             assert!(good.parse::<LogFilter>().is_ok(), "{good}");
         }

@@ -69,7 +69,7 @@ impl Faults {
     }
 
     fn create(&mut self, mut create: CreateRequest) -> CreateRequest {
-        self.whose(
+        self.check_id(
             create.operation,
             &create.tenant,
             create.caller_id.as_deref(),
@@ -160,7 +160,7 @@ impl Faults {
     }
 
     fn amend(&mut self, amend: &AmendRequest) {
-        self.whose(amend.operation, &amend.tenant, amend.caller_id.as_deref());
+        self.check_id(amend.operation, &amend.tenant, amend.caller_id.as_deref());
         if let Err(detail) = check_asked_by(&amend.asked_by) {
             self.add("amendment/asked_by", detail);
         }
@@ -178,7 +178,7 @@ impl Faults {
 
     /// Checks that the id belongs to the tenant: two tenants that choose the same id must not
     /// collide.
-    fn whose(&mut self, operation: OperationId, tenant: &str, caller_id: Option<&str>) {
+    fn check_id(&mut self, operation: OperationId, tenant: &str, caller_id: Option<&str>) {
         if let Err(detail) = check_tenant(tenant) {
             self.add("tenant", detail);
         }

@@ -50,13 +50,13 @@ impl Clock {
 
     /// Marks the start of a turn, which was due within `patience` of the previous one. Returns the
     /// pause in between, if there was one.
-    pub(super) fn turn(&mut self, patience: Duration) -> Option<Standstill> {
+    pub(super) fn standstill(&mut self, patience: Duration) -> Option<Standstill> {
         let now = BootTime::now();
-        let suspended = self.suspensions.look();
-        self.judge(now, suspended, patience)
+        let suspended = self.suspensions.check();
+        self.classify(now, suspended, patience)
     }
 
-    fn judge(
+    fn classify(
         &mut self,
         now: BootTime,
         suspended: Option<Duration>,
@@ -80,11 +80,11 @@ mod tests {
         let mut clock = Clock::default();
         let (second, patience) = (Duration::from_secs(1), Duration::from_millis(50));
         let began = clock.turned;
-        assert_eq!(clock.judge(began + second, None, patience), None);
+        assert_eq!(clock.classify(began + second, None, patience), None);
         let paused = Some(Standstill::Paused(3 * second));
-        assert_eq!(clock.judge(began + 4 * second, None, patience), paused);
-        let suspended = clock.judge(began + 5 * second, Some(second), patience);
+        assert_eq!(clock.classify(began + 4 * second, None, patience), paused);
+        let suspended = clock.classify(began + 5 * second, Some(second), patience);
         assert_eq!(suspended, Some(Standstill::Suspended(second)));
-        assert_eq!(clock.judge(began + 6 * second, None, patience), None);
+        assert_eq!(clock.classify(began + 6 * second, None, patience), None);
     }
 }

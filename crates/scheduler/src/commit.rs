@@ -134,7 +134,7 @@ impl Commits {
     }
 
     /// Starts the next commit, if none is in flight and there is something to commit.
-    pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Timestamp) {
+    pub(super) fn resume(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Timestamp) {
         let began = Instant::now();
         if self.under_way.is_some() || self.linger.holds_back(began) {
             return;

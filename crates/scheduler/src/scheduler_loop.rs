@@ -47,9 +47,9 @@ use super::view::Views;
 use crate::control::ControlError;
 
 /// Maximum number of inputs that are applied before the loop handles commits and leases again.
-const INPUTS_PER_TURN_MAX: usize = 256;
+const INPUTS_PER_ITERATION_MAX: usize = 256;
 /// Maximum sleep of the loop when no input arrives.
-const TURN_MAX: Duration = Duration::from_millis(50);
+const ITERATION_MAX: Duration = Duration::from_millis(50);
 /// The pause after a failure, before a lease is acquired or the end of the inbox is read again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often the views on the admin port are updated.
@@ -89,18 +89,18 @@ impl SchedulerLoop {
     pub(super) fn run(mut self) -> anyhow::Result<()> {
         let mut viewed = Instant::now();
         loop {
-            let patience = self.commits.patience().unwrap_or(TURN_MAX);
+            let patience = self.commits.patience().unwrap_or(ITERATION_MAX);
             let all_taken = match self.inputs.recv_timeout(patience) {
                 Ok(input) => self.take_all(input),
                 Err(RecvTimeoutError::Timeout) => true,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            match self.clock.turn(TURN_MAX) {
+            match self.clock.standstill(ITERATION_MAX) {
                 Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended),
                 Some(Standstill::Paused(pause)) => self.resume_after_pause(pause),
                 None => {}
             }
-            self.turn(all_taken);
+            self.iterate(all_taken);
             if viewed.elapsed() >= VIEW_INTERVAL {
                 viewed = Instant::now();
                 self.views
@@ -121,7 +121,7 @@ impl SchedulerLoop {
     /// Takes an input and those queued behind it, up to a limit. Returns whether all were taken.
     fn take_all(&mut self, first: Input) -> bool {
         self.take(first);
-        for _ in 1..INPUTS_PER_TURN_MAX {
+        for _ in 1..INPUTS_PER_ITERATION_MAX {
             let Ok(input) = self.inputs.try_recv() else {
                 return true;
             };
@@ -132,7 +132,7 @@ impl SchedulerLoop {
 
     /// The work of the loop after it took its inputs. While inputs are queued there is no tick: a
     /// queued reply must not be overtaken by its time-out.
-    fn turn(&mut self, all_taken: bool) {
+    fn iterate(&mut self, all_taken: bool) {
         let now = self.clock.read();
         for (shard, generation, error) in self.commits.settle(&mut self.slots, now) {
             tracing::error!(%shard, error, "a message was not acknowledged");
@@ -148,7 +148,7 @@ impl SchedulerLoop {
         }
         self.admit(now);
         self.load();
-        self.commits.go_on(&mut self.slots, now);
+        self.commits.resume(&mut self.slots, now);
         self.renew();
         self.offer_room();
     }

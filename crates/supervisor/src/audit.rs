@@ -41,7 +41,7 @@ use waybill_topology::shards;
 
 use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
-use super::parked::Turn;
+use super::parked::ReadLock;
 
 /// How many suspects, and how many unreadable rows, an index shard remembers from one round to the
 /// next. Further suspects are found later. Further unreadable rows are reported in each round.
@@ -78,7 +78,7 @@ pub(super) struct Auditor {
     pub(super) admin: Admin,
     pub(super) topics: Topics,
     pub(super) metrics: Arc<SupervisorMetrics>,
-    pub(super) turn: Turn,
+    pub(super) read_lock: ReadLock,
     /// How often an index shard is audited.
     pub(super) every: Duration,
 }
@@ -247,7 +247,7 @@ impl Audit {
             Timestamp(i64::MAX),
         );
         loop {
-            let turn = auditor.turn.clone().lock_owned().await;
+            let read_lock = auditor.read_lock.clone().lock_owned().await;
             let store = &*auditor.store;
             let page = store
                 .attention_page(vec![self.index_shard], cursor, PAGE)
@@ -294,7 +294,7 @@ impl Audit {
             if !page.entries.is_empty() {
                 tokio::time::sleep(PAUSE).await;
             }
-            drop(turn);
+            drop(read_lock);
             auditor.asker.ask(&recoveries).await?;
             match page.next {
                 Some(next) => cursor = next,

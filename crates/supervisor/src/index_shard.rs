@@ -16,7 +16,7 @@ use super::ask::{AskError, Asker};
 use super::audit::{Audit, Auditor};
 use super::lease::IndexShardLease;
 use super::metrics::SupervisorMetrics;
-use super::parked::{Parked, Turn};
+use super::parked::{Parked, ReadLock};
 use super::parked_stats::ParkedStats;
 use super::reroute::Rerouter;
 use super::sweep::Sweep;
@@ -50,7 +50,7 @@ pub(super) struct IndexShard {
     pub(super) rerouter: Arc<Rerouter>,
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) partition_map: PartitionMap,
-    pub(super) turn: Turn,
+    pub(super) read_lock: ReadLock,
     pub(super) auditor: Arc<Auditor>,
 }
 
@@ -117,7 +117,7 @@ impl IndexShard {
             self.store.clone(),
             self.partition_map.clone(),
             self.metrics.clone(),
-            self.turn.clone(),
+            self.read_lock.clone(),
             grace,
         );
         tokio::select! {

@@ -53,7 +53,7 @@ use self::ask::Asker;
 use self::audit::Auditor;
 use self::index_shard::IndexShard;
 use self::metrics::SupervisorMetrics;
-use self::parked::Turn;
+use self::parked::ReadLock;
 use self::reroute::Rerouter;
 
 /// The supervisor's settings.
@@ -138,7 +138,7 @@ async fn supervise(
         metrics.clone(),
     );
     let rerouter = Arc::new(rerouter.context("cannot create the supervisor's admin client")?);
-    let turn = Turn::default();
+    let read_lock = ReadLock::default();
     let auditor = Auditor {
         name: name.clone(),
         store: parts.store.clone(),
@@ -150,7 +150,7 @@ async fn supervise(
             .context("cannot create the audit's admin client")?,
         topics: parts.topics.clone(),
         metrics: metrics.clone(),
-        turn: turn.clone(),
+        read_lock: read_lock.clone(),
         every: settings.audit_interval,
     };
     let mut tasks = JoinSet::new();
@@ -166,7 +166,7 @@ async fn supervise(
         rerouter,
         metrics: metrics.clone(),
         partition_map: parts.partition_map.clone(),
-        turn,
+        read_lock,
         auditor: Arc::new(auditor),
     };
     let following = failed::Following {

@@ -46,7 +46,7 @@ const PAGE: usize = 250;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Lets one index shard of a process at a time read a page.
-pub(super) type Turn = Arc<Mutex<()>>;
+pub(super) type ReadLock = Arc<Mutex<()>>;
 
 /// The parked operations of one index shard.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(super) struct Parked {
     store: Arc<dyn Store>,
     partition_map: PartitionMap,
     metrics: Arc<SupervisorMetrics>,
-    turn: Turn,
+    read_lock: ReadLock,
     /// How long after its instant an entry or its row may become visible.
     grace: Duration,
     known: HashMap<OperationId, Waiting>,
@@ -81,7 +81,7 @@ impl Parked {
         store: Arc<dyn Store>,
         partition_map: PartitionMap,
         metrics: Arc<SupervisorMetrics>,
-        turn: Turn,
+        read_lock: ReadLock,
         grace: Duration,
     ) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Parked {
             store,
             partition_map,
             metrics,
-            turn,
+            read_lock,
             grace,
             known: HashMap::new(),
             from: None,
@@ -145,7 +145,7 @@ impl Parked {
         let mut cursor =
             AttentionCursor::new(AttentionOrder::OldestFirst, from, Timestamp(i64::MAX));
         loop {
-            let turn = self.turn.clone().lock_owned().await;
+            let read_lock = self.read_lock.clone().lock_owned().await;
             let index_shards = vec![self.index_shard];
             let page = self
                 .store
@@ -155,7 +155,7 @@ impl Parked {
             if !page.entries.is_empty() {
                 tokio::time::sleep(PAUSE).await;
             }
-            drop(turn);
+            drop(read_lock);
             if is_first {
                 self.show();
             }
@@ -175,7 +175,7 @@ impl Parked {
     async fn remove_settled(&mut self) -> Result<(), StoreError> {
         let ids: Vec<OperationId> = self.known.keys().copied().collect();
         for ids in ids.chunks(PAGE) {
-            let turn = self.turn.clone().lock_owned().await;
+            let read_lock = self.read_lock.clone().lock_owned().await;
             let rows = self.store.get_many(ids.to_vec()).await?;
             for (id, row) in ids.iter().zip(rows) {
                 // The audit reports unreadable rows. This operation was parked when last read.
@@ -192,7 +192,7 @@ impl Parked {
                 }
             }
             tokio::time::sleep(PAUSE).await;
-            drop(turn);
+            drop(read_lock);
         }
         Ok(())
     }

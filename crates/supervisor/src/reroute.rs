@@ -32,9 +32,9 @@ const LIMITS: PollLimits = PollLimits {
 /// Maximum duration of one poll.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// After this long the next topic follows: the lease must be renewed, and the index shard swept.
-const TURN: Duration = Duration::from_millis(500);
+const READ_TIME_MAX: Duration = Duration::from_millis(500);
 /// How many partitions are rerouted concurrently, each by a client of its own.
-const TURNS: usize = 8;
+const READS_AT_ONCE: usize = 8;
 
 /// Why records were not rerouted.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub(super) struct Rerouter {
     partition_map: PartitionMap,
     asker: Arc<Asker>,
     metrics: Arc<SupervisorMetrics>,
-    turns: Semaphore,
+    permits: Semaphore,
 }
 
 impl Rerouter {
@@ -80,7 +80,7 @@ impl Rerouter {
             partition_map,
             asker,
             metrics,
-            turns: Semaphore::new(TURNS),
+            permits: Semaphore::new(READS_AT_ONCE),
         })
     }
 
@@ -95,14 +95,14 @@ impl Rerouter {
         let retired = layout.retired().iter();
         let times: Vec<&Retired> = retired.filter(|of| of.partition == partition).collect();
         // Limits how many partitions are rerouted concurrently.
-        let turn = self.turns.try_acquire();
+        let permit = self.permits.try_acquire();
         let (mut now, mut first) = (done, Ok(()));
-        if times.is_empty() || turn.is_err() {
+        if times.is_empty() || permit.is_err() {
             return (now, first);
         }
         for source in Source::ALL {
             let at = now.on_mut(source);
-            let by = Instant::now() + TURN;
+            let by = Instant::now() + READ_TIME_MAX;
             for retired in &times {
                 let sent = self.one_time(retired, source, at, by).await;
                 first = first.and(sent);

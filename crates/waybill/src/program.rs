@@ -31,7 +31,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::of_process();
     // These commands read no configuration.
     match &cli.command {
-        Command::Capacity(arguments) => return judge(arguments.run()),
+        Command::Capacity(arguments) => return exit_code(arguments.run()),
         Command::Reference { page } => return print(&page.page()),
         Command::Schema { kind, out } => {
             return match kind.write(out.as_deref()) {
@@ -46,7 +46,7 @@ pub fn main() -> ExitCode {
                 Err(error) => report(FAILED, error.as_ref()),
             };
         }
-        Command::Token { command } => return judge(command.run()),
+        Command::Token { command } => return exit_code(command.run()),
         _ => {}
     }
     let environment = Environment::of_process();
@@ -59,7 +59,7 @@ pub fn main() -> ExitCode {
         (Command::Config { command }, None) => match command {
             ConfigCommand::Show => show(&config),
             ConfigCommand::Check { role, written, .. } => {
-                judge(check_configuration(*role, *written, &config))
+                exit_code(check_configuration(*role, *written, &config))
             }
         },
         (Command::Topics { command }, None) => run_command(&config, || command.run(&config)),
@@ -78,7 +78,7 @@ pub fn main() -> ExitCode {
         (Command::Dlq { command }, None) => run_command(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
-        (Command::Workflow { command }, None) => judge(command.run(&config)),
+        (Command::Workflow { command }, None) => exit_code(command.run(&config)),
         (Command::Store { command }, None) => run_command(&config, || command.run(&config)),
         (
             Command::Broker {
@@ -154,7 +154,7 @@ fn examine(config: &Config, arguments: &AgentCheckArgs) -> ExitCode {
 }
 
 /// Prints the result of a check.
-fn judge(verdict: anyhow::Result<String>) -> ExitCode {
+fn exit_code(verdict: anyhow::Result<String>) -> ExitCode {
     match verdict {
         Ok(line) => print(&format!("{line}\n")),
         Err(error) => report(REFUSED, error.as_ref()),

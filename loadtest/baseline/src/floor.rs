@@ -120,21 +120,21 @@ fn deliver(
     runtime: &Runtime,
 ) -> anyhow::Result<Outcome> {
     let patterns = Arc::new(Patterns::new(installation.topics.framing())?);
-    let course = Arc::new(Course::default());
+    let run_state = Arc::new(RunState::default());
     let services = match services {
         Some(address) => Some(runtime.block_on(Services::connect(address))?),
         None => None,
     };
-    let agents = Agents::new(arguments, installation, &patterns, &course, services)?;
-    let scheduler = Scheduler::new(arguments, installation, &patterns, &course)?;
-    let reader = StatusReader::new(installation, arguments, &course)?;
+    let agents = Agents::new(arguments, installation, &patterns, &run_state, services)?;
+    let scheduler = Scheduler::new(arguments, installation, &patterns, &run_state)?;
+    let reader = StatusReader::new(installation, arguments, &run_state)?;
     let requests = producer(installation, "floor-ingestion")?;
     let runtime = runtime.handle();
     let threads = [
-        course.thread("floor-agents", runtime, move || agents.run())?,
-        course.thread("floor-scheduler", runtime, move || scheduler.run())?,
+        run_state.thread("floor-agents", runtime, move || agents.run())?,
+        run_state.thread("floor-scheduler", runtime, move || scheduler.run())?,
     ];
-    let reading = course.thread("floor-status", runtime, move || reader.run())?;
+    let reading = run_state.thread("floor-status", runtime, move || reader.run())?;
     std::thread::sleep(SETTLE);
     let clock = Clock::start()?;
     let sent = send_requests(
@@ -142,28 +142,28 @@ fn deliver(
         &requests,
         installation,
         &patterns,
-        &course,
+        &run_state,
     );
     if let Err(error) = sent {
-        course.fail(error);
+        run_state.fail(error);
     }
     let _ = reading.join();
-    let outcome = clock.stop(course.ended.load(Ordering::Relaxed));
-    course.stop.store(true, Ordering::Relaxed);
+    let outcome = clock.stop(run_state.ended.load(Ordering::Relaxed));
+    run_state.stop.store(true, Ordering::Relaxed);
     for thread in threads {
         let _ = thread.join();
     }
-    course.end()?;
+    run_state.end()?;
     outcome
 }
 
 /// Sends all requests to their topic, as fast as it accepts them.
 fn send_requests(
     count: u32,
-    producer: &Producer<Arc<Course>>,
+    producer: &Producer<Arc<RunState>>,
     installation: &Installation,
     patterns: &Patterns,
-    course: &Arc<Course>,
+    run_state: &Arc<RunState>,
 ) -> anyhow::Result<()> {
     let mut value = Vec::new();
     for index in 0..count {
@@ -173,7 +173,7 @@ fn send_requests(
         patterns.of(delivery).request.copy(&key, &mut value);
         let partition = partition_for(id, installation.partitions);
         let record = OutRecord::new(installation.topics.requests(), partition, &key, &value);
-        send(producer, &record, course)?;
+        send(producer, &record, run_state)?;
     }
     Ok(())
 }
@@ -200,18 +200,21 @@ fn index_of(id: OperationId) -> u32 {
     u32::from_be_bytes([a, b, c, d])
 }
 
-fn producer(installation: &Installation, client_id: &str) -> anyhow::Result<Producer<Arc<Course>>> {
+fn producer(
+    installation: &Installation,
+    client_id: &str,
+) -> anyhow::Result<Producer<Arc<RunState>>> {
     let options = ProducerOptions::new(client_id);
     Ok(Producer::new(&installation.kafka, &options)?)
 }
 
 fn send(
-    producer: &Producer<Arc<Course>>,
+    producer: &Producer<Arc<RunState>>,
     record: &OutRecord<'_>,
-    course: &Arc<Course>,
+    run_state: &Arc<RunState>,
 ) -> anyhow::Result<()> {
     producer
-        .send_or_wait(record, Arc::clone(course), ROOM_PATIENCE)
+        .send_or_wait(record, Arc::clone(run_state), ROOM_PATIENCE)
         .map_err(|refused| anyhow::Error::new(refused.into_parts().1))
 }
 
@@ -235,14 +238,14 @@ fn consumer(
 
 /// The state that all threads share: whether to continue, and the error that ended them.
 #[derive(Debug, Default)]
-struct Course {
+struct RunState {
     stop: AtomicBool,
     failure: Mutex<Option<anyhow::Error>>,
     /// The number of finished deliveries.
     ended: AtomicU32,
 }
 
-impl DeliveredShared for Course {
+impl DeliveredShared for RunState {
     fn delivered(&self, delivered: Delivered) {
         if let Err(error) = delivered.result {
             self.fail(error.into());
@@ -250,7 +253,7 @@ impl DeliveredShared for Course {
     }
 }
 
-impl Course {
+impl RunState {
     /// Runs a part until it ends. Its error ends all parts.
     fn thread(
         self: &Arc<Self>,
@@ -258,12 +261,12 @@ impl Course {
         runtime: &tokio::runtime::Handle,
         part: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
     ) -> anyhow::Result<JoinHandle<()>> {
-        let (course, runtime) = (Arc::clone(self), runtime.clone());
+        let (run_state, runtime) = (Arc::clone(self), runtime.clone());
         let thread = std::thread::Builder::new().name(name.to_owned());
         Ok(thread.spawn(move || {
             let _entered = runtime.enter();
             if let Err(error) = part() {
-                course.fail(error);
+                run_state.fail(error);
             }
         })?)
     }
@@ -289,14 +292,14 @@ struct StatusReader {
     consumer: PartitionConsumer,
     limits: PollLimits,
     seen: Vec<bool>,
-    course: Arc<Course>,
+    run_state: Arc<RunState>,
 }
 
 impl StatusReader {
     fn new(
         installation: &Installation,
         arguments: &Arguments,
-        course: &Arc<Course>,
+        run_state: &Arc<RunState>,
     ) -> anyhow::Result<Self> {
         let topics = [(
             installation.topics.operation_status(),
@@ -306,14 +309,14 @@ impl StatusReader {
             consumer: consumer(installation, "floor-status", &topics)?,
             limits: arguments.poll_limits(),
             seen: vec![false; arguments.common.count as usize],
-            course: Arc::clone(course),
+            run_state: Arc::clone(run_state),
         })
     }
 
     /// Runs until each delivery has exactly one final state.
     fn run(mut self) -> anyhow::Result<()> {
         let mut open = self.seen.len();
-        while open > 0 && !self.course.is_over() {
+        while open > 0 && !self.run_state.is_over() {
             let mut wrong = None;
             self.consumer.poll(self.limits, PATIENCE, &mut |record| {
                 let of = operation_of(record.key()).map(|id| index_of(id) as usize);
@@ -321,7 +324,7 @@ impl StatusReader {
                 match place.map(|seen| std::mem::replace(seen, true)) {
                     Some(false) => {
                         open -= 1;
-                        self.course.ended.fetch_add(1, Ordering::Relaxed);
+                        self.run_state.ended.fetch_add(1, Ordering::Relaxed);
                     }
                     Some(true) | None => wrong = Some(record.offset()),
                 }

@@ -81,7 +81,7 @@ impl Patterns {
     ///
     /// # Errors
     ///
-    /// If a delivery does not take its expected course.
+    /// If a delivery does not end as expected.
     pub fn new(framing: &Framing) -> anyhow::Result<Self> {
         Ok(Self {
             flown: Pattern::of(Delivery::new(SAMPLE + 1), framing)?,

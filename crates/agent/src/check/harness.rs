@@ -60,7 +60,7 @@ pub(super) struct Harness<'a> {
     /// Operations whose step was performed against expectation.
     pub(super) unwanted: BTreeSet<OperationId>,
     attempts: HashMap<(OperationId, String), u32>,
-    turn: u32,
+    round: u32,
     commits: Commits,
     looked_at: Instant,
 }
@@ -77,7 +77,7 @@ impl<'a> Harness<'a> {
             expected_effects: BTreeMap::new(),
             unwanted: BTreeSet::new(),
             attempts: HashMap::new(),
-            turn: 0,
+            round: 0,
             commits: Commits::default(),
             looked_at: Instant::now(),
         }
@@ -110,7 +110,7 @@ impl<'a> Harness<'a> {
             .or_default();
         *attempts += 1;
         let attempt = Attempt(*attempts);
-        self.turn += 1;
+        self.round += 1;
         let input = with_operation(&self.settings.input, operation);
         let mut request = StepRequestBuilder::new(&self.settings.agent, step)
             .operation(operation)
@@ -121,7 +121,7 @@ impl<'a> Harness<'a> {
             .action(action)
             .input(&input)
             .complete_within(self.settings.complete_within)
-            .reply_partition(PartitionId(self.turn % self.wire.reply_partitions()))
+            .reply_partition(PartitionId(self.round % self.wire.reply_partitions()))
             .build();
         request.results.clone_from(&self.settings.results);
         request.traceparent = Some(judge::trace_of(operation).into());
@@ -138,8 +138,8 @@ impl<'a> Harness<'a> {
         let at: Vec<PartitionId> = requests
             .iter()
             .map(|_| {
-                self.turn += 1;
-                PartitionId(self.turn % partitions)
+                self.round += 1;
+                PartitionId(self.round % partitions)
             })
             .collect();
         self.send_to(&at, requests, expected)

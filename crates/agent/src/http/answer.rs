@@ -33,12 +33,12 @@ pub(super) enum Verdict {
 
 /// Maps answers to outcomes.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(super) struct StatusRules {
     statuses: StatusesConfig,
     error_code: String,
 }
 
-impl Judge {
+impl StatusRules {
     pub(super) fn compile(config: &HttpConfig) -> Result<Self, LoadError> {
         check_pointer("errorCode", &config.error_code)?;
         Ok(Self {

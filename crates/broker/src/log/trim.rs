@@ -31,7 +31,7 @@ impl Partition {
         let segments = segments.chain((log.active.bytes > 0).then_some(&log.active));
         // If nothing expires, no ages are needed.
         let aging = segments.filter(|_| retention.is_some());
-        ages.look(aging.map(|index| (index.base, index.next_offset)), now_ms);
+        ages.observe(aging.map(|index| (index.base, index.next_offset)), now_ms);
         let is_expired =
             |base| retention.is_some_and(|retention| ages.is_older(base, retention, now_ms));
         if is_expired(log.active.base) && self.is_visible_whole(&log) {

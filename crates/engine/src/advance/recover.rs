@@ -76,7 +76,7 @@ impl Advance<'_> {
             return Ok(Verdict::HeldBack);
         }
         self.step_is_due(index, Some(budget))?;
-        self.go_on()?;
+        self.proceed()?;
         Ok(Verdict::Applied)
     }
 
@@ -146,7 +146,7 @@ impl Advance<'_> {
                 self.ask.insert(index);
             }
         }
-        self.go_on()?;
+        self.proceed()?;
         self.due(patience)?;
         Ok(Verdict::Applied)
     }
@@ -202,7 +202,7 @@ impl Advance<'_> {
         self.state.state = ProcessState::Compensating;
         self.state.abandoned = false;
         self.step(index, StepEvent::Undone)?;
-        self.go_on()?;
+        self.proceed()?;
         Ok(Verdict::Applied)
     }
 }

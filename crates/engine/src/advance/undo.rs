@@ -54,7 +54,7 @@ impl Advance<'_> {
             if is_settled && self.has_agent_to_undo(index) && self.put_off_if_throttled(index)? {
                 continue;
             }
-            self.step(index, StepEvent::Turn)?;
+            self.step(index, StepEvent::BeginUndo)?;
             if self.state.steps[index].is_under_way() {
                 self.stats.compensations += 1;
                 self.ask.insert(index);

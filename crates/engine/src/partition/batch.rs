@@ -92,7 +92,7 @@ impl OpenBatch {
     }
 
     /// Adds an operation if it has pending effects, or if it begins to leave memory.
-    pub(super) fn take_in(
+    pub(super) fn collect_changes(
         &mut self,
         resident: &mut ResidentOperation,
         left_before: Option<BatchNumber>,

@@ -152,7 +152,7 @@ impl PartitionEngine {
             let again_at = now + self.config.unreadable_again;
             self.unreadable.remember(id, again_at);
         }
-        self.let_go(id, loading.waiting);
+        self.release_waiting(id, loading.waiting);
         if reminded {
             return;
         }
@@ -167,7 +167,7 @@ impl PartitionEngine {
     }
 
     /// Marks the events that wait for an unreadable row as done, and keeps only replies.
-    fn let_go(&mut self, id: OperationId, waiting: Vec<ForRow>) {
+    fn release_waiting(&mut self, id: OperationId, waiting: Vec<ForRow>) {
         for event in waiting {
             match event {
                 ForRow::Request {
@@ -217,7 +217,7 @@ impl PartitionEngine {
             resident.pending.announce = !is_own;
             resident.pending.failed = !is_own && resident.state.error.is_some();
             resident.leaving = Some(self.open.number);
-            self.open.take_in(&mut resident, None);
+            self.open.collect_changes(&mut resident, None);
         }
         self.bytes += resident.bytes;
         self.entries.insert(id, Entry::Resident(Box::new(resident)));

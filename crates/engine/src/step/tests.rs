@@ -184,7 +184,7 @@ fn events() -> [StepEvent; 17] {
         },
         StepEvent::TimedOut,
         StepEvent::Undo,
-        StepEvent::Turn,
+        StepEvent::BeginUndo,
         StepEvent::OutcomeKnown {
             outputs: Some(outputs()),
         },
@@ -326,7 +326,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             retry_at: Some(NOW),
             ..entered(StepState::Compensating)
         }),
-        ("Compensating, waiting", "Turn") => {
+        ("Compensating, waiting", "BeginUndo") => {
             Some(asked(StepState::Compensating, Action::Compensate, 3, 20))
         }
         ("Compensating, to be tried again" | "Compensating, awaiting an answer", "Retry") => {
@@ -442,7 +442,7 @@ fn a_probe_follows_an_unknown_outcome_and_a_run_follows_the_probe() {
 fn an_undo_waits_until_the_unknown_outcome_has_settled() {
     let mut progress = in_state("Running");
     transition(&mut progress, StepEvent::Undo, &step(), jitter(), NOW).unwrap();
-    transition(&mut progress, StepEvent::Turn, &step(), jitter(), NOW).unwrap();
+    transition(&mut progress, StepEvent::BeginUndo, &step(), jitter(), NOW).unwrap();
     assert_eq!(progress.retry_at, Some(Timestamp::from_millis(1_003_500)));
     assert_eq!(progress.attempt, Attempt(2), "nothing was asked for yet");
 }
@@ -471,7 +471,7 @@ fn an_undo_is_final_if_it_was_requested_after_all_attempts_settled() {
     happen(StepEvent::Start, 0);
     happen(StepEvent::Succeeded { outputs: outputs() }, 1);
     happen(StepEvent::Undo, 2);
-    happen(StepEvent::Turn, 2);
+    happen(StepEvent::BeginUndo, 2);
     let settled_at = Some(NOW + Duration::from_secs(13));
     assert_eq!(
         happen(undone(), 14),
@@ -516,7 +516,7 @@ fn an_undo_is_confirmed_by_a_probe_and_repeated_if_the_effect_remains() {
         }
         assert_eq!(progress.action, Action::Probe);
         let mut happen = |event| transition(&mut progress, event, &step, jitter(), NOW).unwrap();
-        happen(StepEvent::Turn);
+        happen(StepEvent::BeginUndo);
         happen(StepEvent::Succeeded {
             outputs: Outputs::new(),
         });
@@ -562,7 +562,7 @@ fn a_step_that_no_agent_can_undo_needs_an_operator_unless_it_had_no_effect() {
         let mut progress = in_state(state);
         transition(&mut progress, StepEvent::Undo, &step, jitter(), NOW).unwrap();
         if progress.state == StepState::Compensating {
-            transition(&mut progress, StepEvent::Turn, &step, jitter(), NOW).unwrap();
+            transition(&mut progress, StepEvent::BeginUndo, &step, jitter(), NOW).unwrap();
         }
         assert_eq!(progress.state, expected, "{:?} {state}", step.undo);
         if expected == StepState::Failed {

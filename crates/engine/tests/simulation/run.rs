@@ -210,7 +210,7 @@ impl Run {
                 index_shard,
                 due,
                 operation,
-            } => self.look(supervisor, incarnation, index_shard, due, operation),
+            } => self.handle_hint(supervisor, incarnation, index_shard, due, operation),
             What::Asked(receipt) => self.asked(receipt),
             What::CursorLands {
                 index_shard,

@@ -223,7 +223,7 @@ impl Run {
     }
 
     /// Reads the row of an index entry and sends the recovery.
-    pub fn look(
+    pub fn handle_hint(
         &mut self,
         index: usize,
         incarnation: u32,

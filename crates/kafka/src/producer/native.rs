@@ -86,7 +86,7 @@ impl<D: Delivered> NativeProducer<D> {
             .spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
                     polled.poll(POLL_WAIT);
-                    polled.context().hurry();
+                    polled.context().send_overdue();
                     polled.context().rebootstrap.tend(polled.client());
                     polled.context().show();
                 }
@@ -136,7 +136,7 @@ impl<D: Delivered> NativeProducer<D> {
         };
         enqueue(&self.inner, record, token).inspect_err(|_| {
             context.count_out(record.bytes());
-            context.go_on(record.topic, record.partition);
+            context.send_waiting(record.topic, record.partition);
         })
     }
 
@@ -269,7 +269,7 @@ struct Context<D: Delivered> {
 
 impl<D: Delivered> Context<D> {
     /// Sends the records that waited for a record that is now settled.
-    fn go_on(&self, topic: &str, partition: PartitionId) {
+    fn send_waiting(&self, topic: &str, partition: PartitionId) {
         let mut settled = 1;
         while settled > 0 {
             settled -= 1;
@@ -278,10 +278,10 @@ impl<D: Delivered> Context<D> {
     }
 
     /// Sends overdue records.
-    fn hurry(&self) {
+    fn send_overdue(&self) {
         for (topic, partition, overdue) in self.partition_queues.overdue(QUEUED_MAX) {
             for _ in 0..self.send_all(&topic, overdue) {
-                self.go_on(&topic, partition);
+                self.send_waiting(&topic, partition);
             }
         }
     }
@@ -372,6 +372,6 @@ impl<D: Delivered> ProducerContext for Context<D> {
         };
         let partition = delivery.partition;
         self.settle(token, delivery, message.key_len() + message.payload_len());
-        self.go_on(message.topic(), partition);
+        self.send_waiting(message.topic(), partition);
     }
 }

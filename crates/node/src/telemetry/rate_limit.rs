@@ -160,7 +160,7 @@ impl LogRateLimiter {
     }
 
     /// Ends the minutes that are over, and returns the lines that were suppressed in them.
-    fn turn(&self, now: Instant) -> Vec<Suppressed> {
+    fn end_windows(&self, now: Instant) -> Vec<Suppressed> {
         self.end(|callsite| callsite.is_over(now))
     }
 
@@ -183,7 +183,7 @@ impl LogRateLimiter {
 
     /// Logs the counts of suppressed lines whose minute is over. Call it about once a second.
     pub(super) fn report(&self) {
-        for counts in self.turn(Instant::now()) {
+        for counts in self.end_windows(Instant::now()) {
             counts.write();
         }
     }
@@ -282,8 +282,8 @@ mod tests {
         let limiter = LogRateLimiter::default();
         let written = lines(&limiter, || (0..10).for_each(|_| away(1)));
         assert_eq!(written, ["WARN is away broker=1"; 3]);
-        assert_eq!(limiter.turn(Instant::now()), []);
-        let counts = limiter.turn(Instant::now() + WINDOW);
+        assert_eq!(limiter.end_windows(Instant::now()), []);
+        let counts = limiter.end_windows(Instant::now() + WINDOW);
         let expected = Suppressed {
             level: Level::WARN,
             target: module_path!(),
@@ -307,7 +307,7 @@ mod tests {
             callsite.began -= WINDOW;
         }
         assert_eq!(lines(&limiter, || away(1)).len(), 1);
-        let counts = limiter.turn(Instant::now());
+        let counts = limiter.end_windows(Instant::now());
         assert_eq!(
             counts.iter().map(|counts| counts.times).collect::<Vec<_>>(),
             [2]
@@ -320,7 +320,7 @@ mod tests {
         let written = lines(&limiter, || (0..250).for_each(away));
         assert_eq!(written.len(), 100);
         assert_eq!(written[99], "WARN is away broker=99");
-        let counts = limiter.turn(Instant::now() + WINDOW);
+        let counts = limiter.end_windows(Instant::now() + WINDOW);
         assert_eq!(counts.len(), 1);
         assert_eq!((counts[0].line.as_deref(), counts[0].times), (None, 150));
     }

@@ -89,7 +89,7 @@ pub(super) fn refuse_arguments(problem: &str) -> ! {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Unplaced {
     #[error("it does not name its source topic, partition and offset")]
-    Unsaid,
+    Missing,
     #[error("it names {0} as its source, which has another dead-letter topic")]
     Foreign(String),
     #[error(
@@ -157,7 +157,7 @@ impl DeadLetter {
                 offset: Offset(self.error(headers::ERRORS_OFFSET)?.parse().ok()?),
             })
         })();
-        let source = source.ok_or(Unplaced::Unsaid)?;
+        let source = source.ok_or(Unplaced::Missing)?;
         if Topics::dead_letter(&source.topic) != self.position.topic {
             return Err(Unplaced::Foreign(source.topic));
         }
@@ -293,7 +293,7 @@ mod tests {
     fn a_record_without_dead_letter_headers_is_shown_unchanged() {
         let mut dead_letter = dead("t", &[("a", None)], "t.dlq");
         dead_letter.errors.clear();
-        assert_eq!(dead_letter.source(), Err(Unplaced::Unsaid));
+        assert_eq!(dead_letter.source(), Err(Unplaced::Missing));
         assert_eq!(dead_letter.cause(), None);
         assert_eq!(own_headers(&[("a".to_owned(), None)]), 1);
         assert_eq!(own_headers(&[]), 0);

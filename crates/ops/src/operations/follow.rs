@@ -67,7 +67,7 @@ impl Followed {
         let mut pause = READ_EVERY_MIN;
         loop {
             let now = self.read(api).await?;
-            if let Some(report) = now.as_ref().and_then(|now| self.judge(now)) {
+            if let Some(report) = now.as_ref().and_then(|now| self.report_of(now)) {
                 return Ok(report);
             }
             if Instant::now() >= self.until {
@@ -79,7 +79,7 @@ impl Followed {
     }
 
     /// The result of the verb; `None` if not known yet.
-    pub(super) fn judge(&self, now: &Operation) -> Option<Report> {
+    pub(super) fn report_of(&self, now: &Operation) -> Option<Report> {
         let mut newest_first = now.history.iter().rev();
         let entry = newest_first
             .find(|entry| self.verb.matches(entry) && !self.history.contains(entry))
@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn outcome(followed: &Followed, now: &Operation) -> Option<Outcome> {
-        followed.judge(now).map(|report| report.outcome)
+        followed.report_of(now).map(|report| report.outcome)
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
         let followed = followed(&Verb::Cancel, &seen, None);
         let refused = entry("2", "cancel", Some("past-pivot"));
         let report = followed
-            .judge(&operation("Processing", &[refused]))
+            .report_of(&operation("Processing", &[refused]))
             .unwrap();
         assert_eq!(report.outcome, Outcome::Refused);
         assert_eq!(report.note.as_deref(), Some("past-pivot"));
@@ -225,13 +225,13 @@ mod tests {
         let note = |report: Report| report.note;
         assert_eq!(
             followed
-                .judge(&now("Error", Some("past-pivot")))
+                .report_of(&now("Error", Some("past-pivot")))
                 .and_then(note),
             Some(format!("past-pivot. {waits}"))
         );
         assert_eq!(
             followed
-                .judge(&now("CompensationFailed", None))
+                .report_of(&now("CompensationFailed", None))
                 .and_then(note),
             Some(waits.to_owned())
         );
@@ -239,7 +239,10 @@ mod tests {
             note(followed.given_up(Some(&now("Compensating", None)))),
             Some(waits.to_owned())
         );
-        assert_eq!(followed.judge(&now("Cancelled", None)).and_then(note), None);
+        assert_eq!(
+            followed.report_of(&now("Cancelled", None)).and_then(note),
+            None
+        );
     }
 
     #[test]
@@ -256,11 +259,11 @@ mod tests {
         let seen = operation("Compensated", &[]);
         let followed = followed(&Verb::ResubmitAsNew, &seen, Some("new"));
         assert_eq!(outcome(&followed, &operation("Pending", &[])), None);
-        let report = followed.judge(&operation("Processed", &[])).unwrap();
+        let report = followed.report_of(&operation("Processed", &[])).unwrap();
         assert_eq!(report.outcome, Outcome::Done);
         assert_eq!(report.id, "old");
         assert_eq!(report.resubmitted_as.as_deref(), Some("new"));
-        let again = followed.judge(&operation("Compensated", &[])).unwrap();
+        let again = followed.report_of(&operation("Compensated", &[])).unwrap();
         assert_eq!(again.outcome, Outcome::Failed);
     }
 }

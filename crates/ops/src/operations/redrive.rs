@@ -468,7 +468,7 @@ impl<'a, W: Write> Redrive<'a, W> {
                 }
             };
             let operation = operation.as_ref();
-            match operation.and_then(|operation| followed.judge(operation)) {
+            match operation.and_then(|operation| followed.report_of(operation)) {
                 Some(report) => self.settle(&report)?,
                 None if now >= followed.until => self.settle(&followed.given_up(operation))?,
                 None => self.followed.push(followed),

@@ -90,12 +90,13 @@ fn check(path: &Path) -> anyhow::Result<()> {
     let mut operations = Operations::open(path)?;
     let mut ids = HashSet::new();
     while let Some((line, operation)) = operations.next()? {
-        judge(&operation, &mut ids).with_context(|| format!("{}:{line}", path.display()))?;
+        check_operation(&operation, &mut ids)
+            .with_context(|| format!("{}:{line}", path.display()))?;
     }
     Ok(())
 }
 
-fn judge(operation: &Operation, ids: &mut HashSet<OperationId>) -> anyhow::Result<()> {
+fn check_operation(operation: &Operation, ids: &mut HashSet<OperationId>) -> anyhow::Result<()> {
     let row = operation.row()?.row;
     anyhow::ensure!(ids.insert(row.id), "duplicate operation {}", row.id);
     let ahead = Timestamp(row.stamp.0).since(wall_clock());

@@ -12,7 +12,7 @@ const NAME: &str = "schedulers";
 
 /// Reads and replaces the layout.
 pub(super) struct Layouts {
-    look: PreparedStatement,
+    plain_select: PreparedStatement,
     select: PreparedStatement,
     insert: PreparedStatement,
     replace: PreparedStatement,
@@ -23,7 +23,7 @@ impl Layouts {
         let table = format!("{keyspace}.layouts");
         let select = format!("SELECT body, datacenter FROM {table} WHERE name = ?");
         Ok(Self {
-            look: link.prepare(select.clone()).await?,
+            plain_select: link.prepare(select.clone()).await?,
             select: link.prepare_serial_read(select).await?,
             insert: link
                 .prepare_conditional(format!(
@@ -42,7 +42,7 @@ impl Layouts {
 
     /// Reads the layout as a quorum has it.
     pub(super) async fn read(&self, link: &Link) -> Result<Option<Layout>, StoreError> {
-        let stored = self.stored(link, &self.look).await?;
+        let stored = self.stored(link, &self.plain_select).await?;
         Ok(stored.map(|(layout, _)| layout))
     }
 

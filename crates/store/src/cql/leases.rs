@@ -22,7 +22,7 @@ use crate::{LayoutGeneration, Lease, LeaseKey, LeaseRole, StoreError};
 
 /// Reads and changes leases.
 pub(super) struct Leases {
-    look: PreparedStatement,
+    plain_select: PreparedStatement,
     select: PreparedStatement,
     insert: PreparedStatement,
     replace: PreparedStatement,
@@ -52,7 +52,7 @@ impl Leases {
         let select =
             format!("SELECT body, datacenter FROM {table} WHERE role = ? AND partition = ?");
         Ok(Self {
-            look: link.prepare(select.clone()).await?,
+            plain_select: link.prepare(select.clone()).await?,
             select: link.prepare_serial_read(select).await?,
             insert: link
                 .prepare_conditional(format!(
@@ -83,7 +83,7 @@ impl Leases {
         link: &Link,
         key: LeaseKey,
     ) -> Result<Option<Lease>, StoreError> {
-        let stored = self.stored(link, &self.look, key).await?;
+        let stored = self.stored(link, &self.plain_select, key).await?;
         Ok(stored.map(|stored| stored.lease))
     }
 

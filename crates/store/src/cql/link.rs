@@ -201,7 +201,7 @@ impl Link {
             action,
             until: Instant::now() + self.patience,
             backoff: BACKOFF_MIN,
-            judge: failure,
+            classify: failure,
             may_be_done: false,
         }
     }
@@ -209,7 +209,7 @@ impl Link {
     /// The retries of a lightweight transaction that has not been sent yet.
     pub(super) fn retries_of_transaction(&self, action: &'static str) -> Retries {
         Retries {
-            judge: failure_of_transaction,
+            classify: failure_of_transaction,
             ..self.retries(action)
         }
     }
@@ -276,7 +276,7 @@ pub(super) struct Retries {
     until: Instant,
     backoff: Duration,
     /// What an error implies for the kind of request that is repeated.
-    judge: fn(&ExecutionError) -> Failure,
+    classify: fn(&ExecutionError) -> Failure,
     /// Whether an attempt ended with an unknown outcome.
     pub(super) may_be_done: bool,
 }
@@ -288,7 +288,7 @@ impl Retries {
     ///
     /// If there is no next attempt.
     pub(super) async fn after(&mut self, error: ExecutionError) -> Result<(), StoreError> {
-        let failure = (self.judge)(&error);
+        let failure = (self.classify)(&error);
         self.may_be_done |= failure == Failure::Unknown;
         if failure != Failure::Refused && Instant::now() + self.backoff < self.until {
             // Random, so that contenders that failed together do not collide again.
@@ -562,7 +562,7 @@ mod tests {
         let not_sent = ExecutionError::EmptyPlan;
         assert_eq!(failure_of_transaction(&not_sent), Failure::NotDone);
 
-        for (judge, may_be_done) in [
+        for (classify, may_be_done) in [
             (failure as fn(&ExecutionError) -> Failure, false),
             (failure_of_transaction, true),
         ] {
@@ -570,7 +570,7 @@ mod tests {
                 action: "renewing a lease",
                 until: Instant::now() + Duration::from_secs(3_600),
                 backoff: Duration::ZERO,
-                judge,
+                classify,
                 may_be_done: false,
             };
             retries.after(unavailable()).await.unwrap();
@@ -584,7 +584,7 @@ mod tests {
             action: "writing rows",
             until: Instant::now() + patience,
             backoff: Duration::ZERO,
-            judge: failure,
+            classify: failure,
             may_be_done: false,
         };
         let mut only_not_done = retries(Duration::ZERO);

@@ -16,7 +16,7 @@ const REPLY_KEY: &str = "reply-key";
 
 /// Reads and creates the reply key.
 pub(super) struct Secrets {
-    look: PreparedStatement,
+    plain_select: PreparedStatement,
     select: PreparedStatement,
     insert: PreparedStatement,
 }
@@ -27,7 +27,7 @@ impl Secrets {
         let select = format!("SELECT value FROM {table} WHERE name = ?");
         let insert = format!("INSERT INTO {table} (name, value) VALUES (?, ?) IF NOT EXISTS");
         Ok(Self {
-            look: link.prepare(select.clone()).await?,
+            plain_select: link.prepare(select.clone()).await?,
             select: link.prepare_serial_read(select).await?,
             insert: link.prepare_conditional(insert).await?,
         })
@@ -39,7 +39,7 @@ impl Secrets {
         link: &Link,
         candidate: ReplyKey,
     ) -> Result<ReplyKey, StoreError> {
-        if let Some(key) = self.stored(link, &self.look).await? {
+        if let Some(key) = self.stored(link, &self.plain_select).await? {
             return Ok(key);
         }
         let value = Encoder::default().reply_key(&candidate).to_vec();

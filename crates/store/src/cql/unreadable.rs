@@ -161,7 +161,7 @@ impl Unreadable {
         Ok(())
     }
 
-    fn with_known<T>(&self, look: impl FnOnce(&mut HashMap<OperationId, Known>) -> T) -> T {
-        look(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_known<T>(&self, access: impl FnOnce(&mut HashMap<OperationId, Known>) -> T) -> T {
+        access(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -228,7 +228,7 @@ impl Reopening {
         let mut open = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         let known = match mem::replace(&mut *open, Err(failure.clone())) {
             Err(known) => Some(known),
-            Ok(tables) => match let_go(tables) {
+            Ok(tables) => match close_tables(tables) {
                 Ok(()) => None,
                 Err(tables) => {
                     // The old tables are in use, for example by a backup.
@@ -283,7 +283,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Closes the tables once nothing else uses them; returns them if they stay in use.
-fn let_go(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
+fn close_tables(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
     let until = Instant::now() + READERS_PATIENCE;
     loop {
         match Arc::try_unwrap(tables) {

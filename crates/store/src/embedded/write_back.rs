@@ -107,9 +107,9 @@ impl Table {
         }
     }
 
-    /// Starts write-back of what has been written since the last look. While the store is flushing or compacting, the newest
+    /// Starts write-back of what has been written since the last check. While the store is flushing or compacting, the newest
     /// file is followed even if it does not grow.
-    fn look(&mut self, now: Instant, is_working: bool) {
+    fn check(&mut self, now: Instant, is_working: bool) {
         let new = self.next..self.tree.next_table_id();
         self.next = new.end;
         self.growing.extend(new.map(|number| Growing {
@@ -122,7 +122,7 @@ impl Table {
         let mut behind = self.growing.len();
         self.growing.retain_mut(|growing| {
             behind -= 1;
-            growing.look(now);
+            growing.check(now);
             let is_newest = behind == 0;
             now.duration_since(growing.grown) < AT_REST_AFTER || (is_newest && is_working)
         });
@@ -131,7 +131,7 @@ impl Table {
 
 impl Growing {
     /// Errors surface in the file's writer.
-    fn look(&mut self, now: Instant) {
+    fn check(&mut self, now: Instant) {
         if self.file.is_none() {
             self.file = File::open(&self.path).ok();
         }
@@ -160,7 +160,7 @@ impl Watch {
             let now = Instant::now();
             let is_working = self.db.outstanding_flushes() > 0 || self.db.active_compactions() > 0;
             for table in &mut self.tables {
-                table.look(now, is_working);
+                table.check(now, is_working);
             }
             if is_working || self.tables.iter().any(|table| !table.growing.is_empty()) {
                 busy = now;
@@ -191,7 +191,7 @@ mod tests {
         let keyspace = &tables.state;
         let mut table = Table::new(keyspace);
         let now = Instant::now();
-        table.look(now, true);
+        table.check(now, true);
         assert!(table.growing.is_empty(), "nothing was written yet");
 
         // Values that do not compress.
@@ -207,7 +207,7 @@ mod tests {
             keyspace.tree.insert(key.to_be_bytes(), value, key);
         }
         keyspace.tree.flush_active_memtable(0).unwrap();
-        table.look(now, true);
+        table.check(now, true);
         let [growing] = &mut table.growing[..] else {
             panic!("one file: {}", table.growing.len());
         };
@@ -216,9 +216,9 @@ mod tests {
         assert_eq!(due, None, "all of it was started");
 
         let later = now + AT_REST_AFTER;
-        table.look(later, true);
+        table.check(later, true);
         assert_eq!(table.growing.len(), 1, "the next bytes may come late");
-        table.look(later, false);
+        table.check(later, false);
         assert!(table.growing.is_empty());
     }
 
@@ -229,11 +229,11 @@ mod tests {
         let mut table = Table::new(&tables.state);
         let number = tables.state.tree.get_next_table_id();
         let now = Instant::now();
-        table.look(now, true);
+        table.check(now, true);
         assert!(table.growing[0].file.is_none());
         let file = File::create(table.dir.join(number.to_string())).unwrap();
         file.set_len(1).unwrap();
-        table.look(now, true);
+        table.check(now, true);
         assert_eq!(table.growing[0].bytes, 1);
     }
 

@@ -33,7 +33,7 @@ impl Fixture {
             store.clone(),
             PartitionMap::fixed(partitions),
             Arc::new(SupervisorMetrics::new()),
-            Turn::default(),
+            ReadLock::default(),
             GRACE,
         );
         Self {

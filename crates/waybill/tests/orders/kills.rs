@@ -17,7 +17,7 @@ const STEPS_BETWEEN_MAX: u64 = 12;
 /// The number of concurrent customers.
 const ORDERING_AT_ONCE: usize = 6;
 
-/// The expected course of an order, by its number.
+/// The expected result of an order, by its number.
 struct Fate {
     options: &'static [&'static str],
     status: &'static str,

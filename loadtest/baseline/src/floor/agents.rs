@@ -12,7 +12,7 @@ use waybill_kafka::{OutRecord, PartitionConsumer, PollLimits, Producer};
 
 use super::calling::{Services, complete_by};
 use super::{
-    Arguments, Course, PATIENCE, consumer, delivery_of, index_of, operation_of, producer, send,
+    Arguments, PATIENCE, RunState, consumer, delivery_of, index_of, operation_of, producer, send,
 };
 use crate::calls::{Call, Step};
 use crate::installation::Installation;
@@ -32,9 +32,9 @@ pub struct Agents {
 
 /// The state that the polling thread and the calls share.
 struct Shared {
-    producer: Producer<Arc<Course>>,
+    producer: Producer<Arc<RunState>>,
     patterns: Arc<Patterns>,
-    course: Arc<Course>,
+    run_state: Arc<RunState>,
     replies: String,
     partitions: u32,
     gather: Duration,
@@ -52,7 +52,7 @@ impl Agents {
         arguments: &Arguments,
         installation: &Installation,
         patterns: &Arc<Patterns>,
-        course: &Arc<Course>,
+        run_state: &Arc<RunState>,
         services: Option<Services>,
     ) -> anyhow::Result<Self> {
         let topics = Step::ALL.map(|step| installation.topics.step_requests(step.name()));
@@ -66,7 +66,7 @@ impl Agents {
             shared: Arc::new(Shared {
                 producer: producer(installation, "floor-replies")?,
                 patterns: Arc::clone(patterns),
-                course: Arc::clone(course),
+                run_state: Arc::clone(run_state),
                 replies: installation.topics.step_replies().to_owned(),
                 partitions: installation.partitions,
                 gather: Duration::from_millis(arguments.gather_ms),
@@ -93,7 +93,7 @@ impl Agents {
         });
         let mut asked = Vec::new();
         let mut value = Vec::new();
-        while !shared.course.is_over() {
+        while !shared.run_state.is_over() {
             let mut failure = None;
             consumer.poll(limits, PATIENCE, &mut |record| {
                 let topic = topics.iter().position(|topic| *topic == record.topic());
@@ -143,7 +143,7 @@ async fn call_all(
         // Requests of one poll were mostly decided together, and then have one complete-by.
         let complete_by = match complete_by() {
             Ok(complete_by) => complete_by,
-            Err(error) => return shared.course.fail(error),
+            Err(error) => return shared.run_state.fail(error),
         };
         for (step, operation) in asked {
             let (services, shared) = (Arc::clone(&services), Arc::clone(&shared));
@@ -152,7 +152,7 @@ async fn call_all(
                 match shared.call(&services, step, operation, complete_by).await {
                     // The receiver is gone only after the end.
                     Ok(()) => drop(done.send((step, operation))),
-                    Err(error) => shared.course.fail(error),
+                    Err(error) => shared.run_state.fail(error),
                 }
             });
         }
@@ -167,7 +167,7 @@ async fn reply_all(mut answered: UnboundedReceiver<Asked>, shared: Arc<Shared>) 
     while answered.recv_many(&mut replies, REPLIES_MAX).await > 0 {
         for (step, operation) in replies.drain(..) {
             if let Err(error) = shared.reply(step, operation, &mut value) {
-                return shared.course.fail(error);
+                return shared.run_state.fail(error);
             }
         }
         tokio::time::sleep(shared.gather).await;
@@ -200,7 +200,7 @@ impl Shared {
         pattern.step(step).reply.copy(&key, value);
         let partition = partition_for(operation, self.partitions);
         let record = OutRecord::new(&self.replies, partition, &key, value);
-        send(&self.producer, &record, &self.course)
+        send(&self.producer, &record, &self.run_state)
     }
 }
 

@@ -11,7 +11,7 @@ use waybill_kafka::{OutRecord, PartitionConsumer, PollLimits, Producer, RecordRe
 use waybill_store::{Store, WriteBatch};
 
 use super::{
-    Arguments, Course, PATIENCE, POLL_BYTES_MAX, consumer, delivery_of, operation_of, producer,
+    Arguments, PATIENCE, POLL_BYTES_MAX, RunState, consumer, delivery_of, operation_of, producer,
     send,
 };
 use crate::calls::Step;
@@ -29,10 +29,10 @@ const REPLY_HEAD: usize = 2 + 8 + 1;
 pub struct Scheduler {
     requests: PartitionConsumer,
     inbox: PartitionConsumer,
-    producer: Producer<Arc<Course>>,
+    producer: Producer<Arc<RunState>>,
     store: Arc<dyn Store>,
     patterns: Arc<Patterns>,
-    course: Arc<Course>,
+    run_state: Arc<RunState>,
     /// The topic of each step's agent.
     of_agent: [String; 5],
     status: String,
@@ -66,7 +66,7 @@ impl Scheduler {
         arguments: &Arguments,
         installation: &Installation,
         patterns: &Arc<Patterns>,
-        course: &Arc<Course>,
+        run_state: &Arc<RunState>,
     ) -> anyhow::Result<Self> {
         let topics = &installation.topics;
         let requests = [(topics.requests(), installation.partitions)];
@@ -77,7 +77,7 @@ impl Scheduler {
             producer: producer(installation, "floor-scheduler")?,
             store: Arc::clone(&installation.store),
             patterns: Arc::clone(patterns),
-            course: Arc::clone(course),
+            run_state: Arc::clone(run_state),
             of_agent: Step::ALL.map(|step| topics.step_requests(step.name())),
             status: topics.operation_status().to_owned(),
             step_partitions: installation.step_partitions,
@@ -97,7 +97,7 @@ impl Scheduler {
         let runtime = Handle::current();
         let mut value = Vec::new();
         let mut turn = Turn::default();
-        while !self.course.is_over() {
+        while !self.run_state.is_over() {
             let began = Instant::now();
             self.take(&mut turn)?;
             if turn.messages.is_empty() {
@@ -185,7 +185,7 @@ impl Scheduler {
             }
         };
         let record = OutRecord::new(topic, partition, &key, value);
-        send(&self.producer, &record, &self.course)
+        send(&self.producer, &record, &self.run_state)
     }
 }
 

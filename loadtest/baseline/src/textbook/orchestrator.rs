@@ -59,7 +59,9 @@ async fn handle(orchestrator: Arc<Orchestrator>, message: OwnedMessage) -> anyho
         let request = serde_json::from_slice(value)?;
         orchestrator.begin(request, &message).await
     } else {
-        orchestrator.go_on(serde_json::from_slice(value)?).await
+        orchestrator
+            .handle_reply(serde_json::from_slice(value)?)
+            .await
     }
 }
 
@@ -79,7 +81,7 @@ impl Orchestrator {
         self.ask(Step::Account, request, BTreeMap::new()).await
     }
 
-    async fn go_on(&self, reply: StepReply) -> anyhow::Result<()> {
+    async fn handle_reply(&self, reply: StepReply) -> anyhow::Result<()> {
         let ids = vec![OperationId(reply.operation)];
         let found = self.installation.store.get_many(ids).await?;
         let row = found.into_iter().next().context("no answer")??;

@@ -237,7 +237,7 @@ impl ResidentOperation {
     }
 
     /// Writes the placeholder of an operation that was cancelled before it was created.
-    pub(in crate::partition) fn keep_place(
+    pub(in crate::partition) fn reserve_id(
         &mut self,
         request: AmendRequest,
         cx: &mut OperationCx<'_>,

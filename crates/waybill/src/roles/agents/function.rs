@@ -76,7 +76,7 @@ impl FunctionAgent {
                 };
                 let owner = &ordered.owner_id;
                 let answer = self.caller.call(self.service, Request::Check { owner });
-                return self.judge(Action::Run, answer.await);
+                return self.outcome(Action::Run, answer.await);
             }
             // The third-party service reads the locations, which have the same fields in the input
             // as in a request body.
@@ -92,10 +92,10 @@ impl FunctionAgent {
             Action::Probe => Request::Probe { key: &key },
         };
         let answer = self.caller.call(self.service, request).await;
-        self.judge(call.request.action, answer)
+        self.outcome(call.request.action, answer)
     }
 
-    fn judge(&self, action: Action, answer: Result<Answered, CallError>) -> Outcome {
+    fn outcome(&self, action: Action, answer: Result<Answered, CallError>) -> Outcome {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error @ CallError::Unanswered(_)) => {
