@@ -288,7 +288,8 @@ fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_man
     assert_eq!(admit().err(), Some(Full::All), "all are at work");
     // A request arrives, though not yet slowly.
     many[2].report(now, 1, true, 10);
-    let _first = admit().unwrap();
+    let first = admit().unwrap();
+    first.report(now, 1, false, 0);
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
     many[1].report(now, 1, true, 10);

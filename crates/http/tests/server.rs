@@ -288,6 +288,37 @@ async fn clients_that_never_read_their_answers_do_not_block_others() {
     ask(&mut last, "/b").await;
 }
 
+#[tokio::test]
+async fn small_answers_that_are_read_do_not_excuse_an_unread_one() {
+    let limits = ServerLimits {
+        connections_per_address_max: 5,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let mut unread = Vec::new();
+    let mut reading = JoinSet::new();
+    for _ in 0..LIMITS.connections_max {
+        let (mut requests, connection) = h2::client::Builder::new()
+            .initial_window_size(2)
+            .handshake::<_, Bytes>(server.connect().await)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let request = Request::get("http://a/large").body(()).unwrap();
+        let (answer, _) = requests.send_request(request, true).unwrap();
+        unread.push(answer.await.unwrap());
+        // This answer fits into the window.
+        reading.spawn(async move {
+            while ask_http2(&mut requests, "/a").await.is_ok() {
+                tokio::time::sleep(SLOW_AFTER / 8).await;
+            }
+        });
+    }
+    let mut last = server.connect().await;
+    ask(&mut last, "/b").await;
+    let _it_was_closed = reading.join_next().await;
+}
+
 /// The result of a request for `path` on an HTTP/2 connection.
 async fn ask_http2(requests: &mut SendRequest<Bytes>, path: &str) -> Result<(), h2::Error> {
     let request = Request::get(format!("http://a{path}")).body(()).unwrap();
