@@ -42,7 +42,7 @@ pub struct Stats {
     pub connections_per_address: u64,
     /// Connections that one address may have open.
     pub connections_per_address_max: u64,
-    /// Idle connections that were closed to make room for a new one.
+    /// Idle or slow connections, and those without a login, that were closed to make room for a new one.
     pub connections_replaced: u64,
     /// New connections that were closed because the limit was reached and no connection was idle or slow.
     pub connections_refused: u64,

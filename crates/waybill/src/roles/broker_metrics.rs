@@ -89,7 +89,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_connections_replaced_total",
-            "Idle connections that were closed to make room for a new one",
+            "Idle or slow connections, and those without a login, that were closed to make room for a new one",
             [],
         ),
         |s| s.connections_replaced,
