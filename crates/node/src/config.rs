@@ -5,7 +5,6 @@
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
 mod identity;
-mod registry;
 mod scylla;
 mod sections;
 mod tenants;
@@ -24,11 +23,11 @@ use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
 use waybill_kafka::KafkaSettings;
+use waybill_registry::RegistryConfig;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
 pub use identity::{IdentityError, PartitionChoice, shards_of_this_process};
-pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentTransport, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
@@ -207,7 +206,7 @@ impl Config {
             ConfigError::invalid("services.faults", format!("is invalid: {error}"))
         })?;
         waybill_alerts::check(&self.alerts)?;
-        self.schema_registry.check()?;
+        self.schema_registry.validate()?;
         self.auth.check()?;
         self.telemetry.traces.check()?;
         Ok(self)

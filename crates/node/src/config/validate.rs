@@ -453,7 +453,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 111] = [
+        let cases: [(&str, Change); 110] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -718,10 +718,6 @@ mod tests {
             }),
             ("agents.sessionTimeout", |c| {
                 c.agents.session_timeout = Duration::from_secs(301)
-            }),
-            ("schemaRegistry.requestTimeout", |c| {
-                c.schema_registry.url = Some("http://registry.example".to_owned());
-                c.schema_registry.request_timeout = Duration::from_millis(99);
             }),
             ("telemetry.traces.requestTimeout", |c| {
                 c.telemetry.traces.endpoint = Some("http://collector.example/v1/traces".to_owned());

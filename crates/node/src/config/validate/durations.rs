@@ -164,14 +164,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
             ),
         ]);
     }
-    if config.schema_registry.url.is_some() {
-        bounds.push(at_least(
-            "schemaRegistry.requestTimeout",
-            config.schema_registry.request_timeout,
-            REQUEST_TIMEOUT_MIN,
-            REQUEST_TIMEOUT_REASON,
-        ));
-    }
     if config.telemetry.traces.endpoint.is_some() {
         bounds.push(at_least(
             "telemetry.traces.requestTimeout",
