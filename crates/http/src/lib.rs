@@ -16,6 +16,7 @@ mod body;
 mod gate;
 mod hosts;
 pub mod json;
+pub mod limits;
 mod meter;
 pub mod payload;
 pub mod problem;

@@ -20,6 +20,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
+use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
 use waybill_kafka::KafkaSettings;
@@ -31,7 +32,7 @@ pub use identity::{IdentityError, PartitionChoice, shards_of_this_process};
 pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentTransport, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
-    SchedulerConfig, ServicesConfig, StorageConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
+    SchedulerConfig, StorageConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use traces::TracesConfig;
@@ -201,10 +202,7 @@ impl Config {
         self.alerts.read_files(&mut files)?;
         self.secret_files = files;
         validate::check(&self)?;
-        let faults = self.services.faults.check();
-        faults.map_err(|error| {
-            ConfigError::invalid("services.faults", format!("is invalid: {error}"))
-        })?;
+        self.services.validate()?;
         waybill_alerts::check(&self.alerts)?;
         self.schema_registry.validate()?;
         self.auth.check()?;

@@ -6,9 +6,6 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_drone_delivery::services::{
-    DEFAULT_CONNECTIONS_MAX, DEFAULT_REQUESTS_MAX, FaultsByService,
-};
 use waybill_http::TlsConfig;
 use waybill_topology::EmbeddedTopics;
 
@@ -512,55 +509,6 @@ impl Default for WorkflowsConfig {
             built_in: true,
             files: Vec::new(),
         }
-    }
-}
-
-/// The `services` section: the five simulated services.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct ServicesConfig {
-    /// The address that they listen on; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
-    pub listen: SocketAddr,
-    /// The `host:port` of services in another process; `null` for those of this process, or at
-    /// `listen`.
-    pub address: Option<String>,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle. One address gets at most three quarters.
-    pub connections_max: usize,
-    /// Requests under way at once on all connections, beyond four that each may always have. One
-    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
-    /// `REFUSED_STREAM`.
-    pub requests_max: usize,
-    /// Owners whose id begins with this are suspended: their deliveries are refused.
-    pub suspended_prefix: String,
-    /// Locations that contain this need third-party transport.
-    pub remote_marker: String,
-    /// The latency and the faults that each service starts with.
-    pub faults: FaultsByService,
-}
-
-impl Default for ServicesConfig {
-    fn default() -> Self {
-        Self {
-            listen: local(8082),
-            address: None,
-            connections_max: DEFAULT_CONNECTIONS_MAX,
-            requests_max: DEFAULT_REQUESTS_MAX,
-            suspended_prefix: "suspended-".to_owned(),
-            remote_marker: "remote".to_owned(),
-            faults: FaultsByService::default(),
-        }
-    }
-}
-
-impl ServicesConfig {
-    /// The address of services that do not run in this process: `address`, else `listen`.
-    #[must_use]
-    pub fn elsewhere(&self) -> String {
-        self.address
-            .clone()
-            .unwrap_or_else(|| self.listen.to_string())
     }
 }
 

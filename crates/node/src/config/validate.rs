@@ -45,7 +45,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         supervisor,
         agents,
         workflows,
-        services,
         ..
     } = config;
     let scylla = &store.scylla;
@@ -59,12 +58,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 .advertised
                 .iter()
                 .map(|address| ("broker.advertised", address)),
-        )
-        .chain(
-            services
-                .address
-                .iter()
-                .map(|address| ("services.address", address)),
         )
         .chain(nodes.map(|address| ("store.scylla.nodes", address)))
         .find(|(_, address)| !is_host_and_port(address));
@@ -453,7 +446,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 110] = [
+        let cases: [(&str, Change); 105] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -472,19 +465,12 @@ mod tests {
             ("kafka.brokers", |c| {
                 c.kafka.brokers = Some(vec!["kafka://a:1".to_owned()])
             }),
-            ("services.address", |c| {
-                c.services.address = Some("services".to_owned())
-            }),
             ("kafka.topicPrefix", |c| {
                 c.kafka.topic_prefix = "way bill".to_owned()
             }),
             ("store.retention", |c| {
                 c.store.retention = c.kafka.requests_retention
             }),
-            ("services.connectionsMax", |c| {
-                c.services.connections_max = 0
-            }),
-            ("services.requestsMax", |c| c.services.requests_max = 0),
             ("admin.requestsMax", |c| c.admin.requests_max = 0),
             ("admin.headerBytesMax", |c| {
                 c.admin.header_bytes_max = ByteSize::bytes(0)
@@ -522,9 +508,6 @@ mod tests {
             ("http.requestsMax", |c| c.http.requests_max = 0),
             ("http.requestsMax", |c| c.http.requests_max = usize::MAX),
             ("admin.requestsMax", |c| c.admin.requests_max = 1_000_001),
-            ("services.requestsMax", |c| {
-                c.services.requests_max = 1_000_001
-            }),
             ("http.producerQueueRecordsMax", |c| {
                 c.http.producer_queue_records_max = usize::MAX
             }),
@@ -685,9 +668,6 @@ mod tests {
             }),
             ("http.producerQueueRecordsMax", |c| {
                 c.http.producer_queue_records_max = 999
-            }),
-            ("services.connectionsMax", |c| {
-                c.services.connections_max = 7
             }),
             ("broker.idleTimeout", |c| {
                 c.broker.idle_timeout = Duration::from_secs(9)

@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use waybill_broker::{Broker, BrokerConfig, Logins, Logs, StartError};
-use waybill_drone_delivery::services::{
-    LedgerError, Services, ServicesConfig, StartError as ServicesError,
-};
+use waybill_drone_delivery::services::{LedgerError, Services, StartError as ServicesError};
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
@@ -123,15 +121,8 @@ fn services_not_started(error: ServicesError) -> anyhow::Error {
 
 /// Starts the simulated services and returns how to reach them.
 pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<Reached> {
-    let settings = &config.services;
-    let mut services_config =
-        ServicesConfig::new(settings.listen, config.data_dir.join("services"));
-    services_config.connections_max = settings.connections_max;
-    services_config.requests_max = settings.requests_max;
-    services_config.suspended_prefix = settings.suspended_prefix.clone();
-    services_config.remote_marker = settings.remote_marker.clone();
-    services_config.faults = settings.faults;
-    let services = Services::start(services_config)
+    let settings = config.services.settings(config.data_dir.join("services"));
+    let services = Services::start(settings)
         .await
         .map_err(services_not_started)?;
     let (address, caller) = (services.address(), services.caller());

@@ -16,9 +16,6 @@ const CONNECTIONS_PER_ADDRESS_MIN: usize = 6;
 const CONNECTIONS_MAX: usize = 1_000_000;
 /// Requests under way at a listener: each takes some kilobytes.
 const REQUESTS_MAX: usize = 1_000_000;
-/// Connections of the simulated services: each of the five agents keeps one, and opens more under
-/// load.
-const SERVICES_CONNECTIONS_MIN: usize = 8;
 /// Requests that wait for the broker: clients send some at once.
 const QUEUE_RECORDS_MIN: usize = 16;
 /// Waiting lines of a batch, remembered requests, waiting alerts and waiting spans.
@@ -39,7 +36,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         http,
         admin,
         broker,
-        services,
         kafka,
         scheduler,
         alerts,
@@ -47,7 +43,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ..
     } = config;
     let checkpoint_records = usize::try_from(scheduler.checkpoint_records).unwrap_or(usize::MAX);
-    let counts: [(&str, usize, usize, usize); 25] = [
+    let counts: [(&str, usize, usize, usize); 23] = [
         (
             "kafka.stepPartitions",
             kafka.step_partitions as usize,
@@ -86,20 +82,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             1,
             CONNECTIONS_MAX,
         ),
-        (
-            "services.connectionsMax",
-            services.connections_max,
-            SERVICES_CONNECTIONS_MIN,
-            CONNECTIONS_MAX,
-        ),
         ("http.requestsMax", http.requests_max, 1, REQUESTS_MAX),
         ("admin.requestsMax", admin.requests_max, 1, REQUESTS_MAX),
-        (
-            "services.requestsMax",
-            services.requests_max,
-            1,
-            REQUESTS_MAX,
-        ),
         ("http.batchLinesMax", http.batch_lines_max, 1, RECORDS_MAX),
         (
             "http.producerQueueRecordsMax",
