@@ -10,7 +10,6 @@ use waybill_http::TlsConfig;
 use waybill_topology::EmbeddedTopics;
 
 use super::identity::PartitionChoice;
-use super::scylla::ScyllaConfig;
 use super::tenants::TenantLimitsConfig;
 use super::traces::TracesConfig;
 use super::units::{self, ByteSize, FreeMin};
@@ -315,30 +314,6 @@ impl BrokerConfig {
 pub struct StorageConfig {
     /// How much of the file system of `dataDir` must stay free: below it new requests are refused.
     pub free_min: FreeMin,
-}
-
-/// The `store` section: the embedded state store.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct StoreConfig {
-    /// Memory of the embedded store for cached blocks.
-    pub cache_bytes: ByteSize,
-    /// How long the status of a final operation is kept. More than `kafka.requestsRetention`, so
-    /// that no request is read again after its row is deleted.
-    #[serde(with = "units::DurationText")]
-    pub retention: Duration,
-    /// The cluster that holds the state in place of the embedded store.
-    pub scylla: ScyllaConfig,
-}
-
-impl Default for StoreConfig {
-    fn default() -> Self {
-        Self {
-            cache_bytes: ByteSize::mib(8),
-            retention: Duration::from_secs(7 * 24 * 60 * 60),
-            scylla: ScyllaConfig::default(),
-        }
-    }
 }
 
 /// The `scheduler` section.

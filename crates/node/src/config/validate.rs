@@ -50,7 +50,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let scylla = &store.scylla;
     let log_filter_problem = config.telemetry.log_filter.parse::<LogFilter>().err();
     let brokers = kafka.brokers.iter().flatten();
-    let nodes = scylla.nodes.iter().flatten();
     let bad_address = brokers
         .map(|address| ("kafka.brokers", address))
         .chain(
@@ -59,7 +58,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 .iter()
                 .map(|address| ("broker.advertised", address)),
         )
-        .chain(nodes.map(|address| ("store.scylla.nodes", address)))
         .find(|(_, address)| !is_host_and_port(address));
     let body_bytes_min = IngestionConfig::body_bytes_min(
         http.request_bytes_max.as_usize(),
@@ -76,7 +74,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    let rules: [(bool, &str, String); 47] = [
+    let rules: [(bool, &str, String); 43] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -110,26 +108,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 "holds {:?}, which is not host:port",
                 bad_address.map_or("", |(_, address)| address)
             ),
-        ),
-        (
-            scylla.nodes.as_ref().is_none_or(|nodes| !nodes.is_empty()),
-            "store.scylla.nodes",
-            "must name a node, or be null for the embedded store".to_owned(),
-        ),
-        (
-            scylla.user.is_some() == scylla.password.is_some(),
-            "store.scylla.user and store.scylla.password",
-            "must both be set, or neither".to_owned(),
-        ),
-        (
-            scylla.tls || scylla.ca_file.is_none(),
-            "store.scylla.caFile",
-            "requires store.scylla.tls".to_owned(),
-        ),
-        (
-            scylla.replication_factor > 0,
-            "store.scylla.replicationFactor",
-            not_zero(),
         ),
         (
             scylla.nodes.is_none()
@@ -446,7 +424,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 105] = [
+        let cases: [(&str, Change); 97] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -605,24 +583,6 @@ mod tests {
             ("scheduler.drain", |c| {
                 c.scheduler.drain = c.shutdown_timeout
             }),
-            ("store.scylla.nodes", |c| {
-                c.store.scylla.nodes = Some(vec!["db.example".to_owned()])
-            }),
-            ("store.scylla.nodes", |c| {
-                c.store.scylla.nodes = Some(Vec::new())
-            }),
-            ("store.scylla.user", |c| {
-                c.store.scylla.user = Some("anna".to_owned())
-            }),
-            ("store.scylla.user", |c| {
-                c.store.scylla.password = Some("sesame".into())
-            }),
-            ("store.scylla.caFile", |c| {
-                c.store.scylla.ca_file = Some("/ca.pem".into())
-            }),
-            ("store.scylla.replicationFactor", |c| {
-                c.store.scylla.replication_factor = 0
-            }),
             ("store.scylla.requestTimeout", |c| {
                 c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
                 c.store.scylla.request_timeout = c.scheduler.lease;
@@ -708,14 +668,6 @@ mod tests {
             }),
             ("alerts.foldedMax", |c| c.alerts.folded_max = usize::MAX),
             ("alerts.queueMax", |c| c.alerts.queue_max = usize::MAX),
-            ("store.scylla.requestTimeout", |c| {
-                c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
-                c.store.scylla.request_timeout = Duration::from_millis(99);
-            }),
-            ("store.scylla.dueIndexRetention", |c| {
-                c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
-                c.store.scylla.due_index_retention = Duration::from_secs(60);
-            }),
         ];
         for (key, change) in cases {
             let mut config = Config::default();

@@ -13,7 +13,6 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A request to a service on another machine takes tens of milliseconds.
 const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
@@ -65,7 +64,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
         kafka,
         http,
         broker,
-        store,
         scheduler,
         supervisor,
         agents,
@@ -147,23 +145,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
             reason: "a busy agent must keep its share, and the share of a killed one must not wait longer",
         },
     ];
-    let scylla = &store.scylla;
-    if scylla.nodes.is_some() {
-        bounds.extend([
-            at_least(
-                "store.scylla.requestTimeout",
-                scylla.request_timeout,
-                REQUEST_TIMEOUT_MIN,
-                REQUEST_TIMEOUT_REASON,
-            ),
-            at_least(
-                "store.scylla.dueIndexRetention",
-                scylla.due_index_retention,
-                DAY,
-                "only the audit finds operations without index entries",
-            ),
-        ]);
-    }
     if config.telemetry.traces.endpoint.is_some() {
         bounds.push(at_least(
             "telemetry.traces.requestTimeout",
