@@ -4,7 +4,6 @@
 //!
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
-mod identity;
 mod sections;
 mod tenants;
 mod traces;
@@ -24,14 +23,14 @@ use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
 use waybill_kafka::KafkaSettings;
 use waybill_registry::RegistryConfig;
+use waybill_scheduler::SchedulerConfig;
 use waybill_store::StoreConfig;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
-pub use identity::{IdentityError, PartitionChoice, shards_of_this_process};
 pub use sections::{
     AdminConfig, AgentTransport, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
-    SchedulerConfig, StorageConfig, TelemetryConfig, WorkflowsConfig,
+    StorageConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use traces::TracesConfig;
@@ -202,6 +201,7 @@ impl Config {
         self.secret_files = files;
         validate::check(&self)?;
         self.store.validate()?;
+        self.scheduler.validate()?;
         self.services.validate()?;
         waybill_alerts::check(&self.alerts)?;
         self.schema_registry.validate()?;

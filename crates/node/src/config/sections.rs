@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use waybill_http::TlsConfig;
 use waybill_topology::EmbeddedTopics;
 
-use super::identity::PartitionChoice;
 use super::tenants::TenantLimitsConfig;
 use super::traces::TracesConfig;
 use super::units::{self, ByteSize, FreeMin};
@@ -314,101 +313,6 @@ impl BrokerConfig {
 pub struct StorageConfig {
     /// How much of the file system of `dataDir` must stay free: below it new requests are refused.
     pub free_min: FreeMin,
-}
-
-/// The `scheduler` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct SchedulerConfig {
-    /// The partitions that this process runs; if partitions have several shards, the shards.
-    pub partitions: PartitionChoice,
-    /// The number of shards per partition of a new store. `waybill shards set` changes an existing
-    /// one.
-    pub shards_per_partition: u32,
-    /// Operations in memory, over all partitions of the process.
-    pub in_flight_max: usize,
-    /// Their total size.
-    pub in_flight_bytes_max: ByteSize,
-    /// Requests that are read ahead of admission, from each of their two topics, over all
-    /// partitions of the process. Among them tenants take turns, and high priority goes first
-    /// (highPriorityWeight).
-    pub read_ahead_max: usize,
-    /// Their total size, for each topic.
-    pub read_ahead_bytes_max: ByteSize,
-    /// Requests that are tracked, from each of their two topics, over all partitions of the
-    /// process: waiting, under way, or done after one of these, so that a restart reads them again.
-    /// At the limit the topic is not read until the one that holds the checkpoint is done or handed
-    /// off.
-    pub tracked_requests_max: usize,
-    /// How many high-priority requests are admitted for each normal one, while both wait.
-    pub high_priority_weight: u32,
-    /// How long an operation stays in memory before it is handed off to the deadline index and no
-    /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
-    /// handed off at once.
-    #[serde(with = "units::DurationText")]
-    pub hand_off_after: Duration,
-    /// The longest time between two moves of the checkpoint, while records are finished.
-    #[serde(with = "units::DurationText")]
-    pub checkpoint_every: Duration,
-    /// The number of finished records after which it moves earlier.
-    pub checkpoint_records: u64,
-    /// How long the lease of a shard lasts after each renewal.
-    #[serde(with = "units::DurationText")]
-    pub lease: Duration,
-    /// How long before the end of its lease an owner stops, and how long after it a candidate
-    /// waits.
-    #[serde(with = "units::DurationText")]
-    pub lease_margin: Duration,
-    /// How long after complete-by a reply is still expected.
-    #[serde(with = "units::DurationText")]
-    pub timeout_grace: Duration,
-    /// How long a stop waits for operations in flight; the rest is resumed at the next start.
-    #[serde(with = "units::DurationText")]
-    pub drain: Duration,
-    /// How long the supervisor may take to decide about an operation that failed for good, before
-    /// the deadline index reminds it.
-    #[serde(with = "units::DurationText")]
-    pub supervisor_decision_timeout: Duration,
-    /// Whether the status topic gets every step of every operation: for a delivery 7 records in
-    /// addition to 11. Reply topics of callers get them in any case.
-    pub publish_step_status: bool,
-    /// Whether a partition without state in the store is started although its log was processed
-    /// before: every request in the log then runs again.
-    pub start_without_state: bool,
-    /// How long the state store may take for a write or a read of rows before the shard is given
-    /// up, to be acquired again by this or another scheduler.
-    #[serde(with = "units::DurationText")]
-    pub stuck_after: Duration,
-    /// Whether a partition continues if unfinished requests or recoveries are missing from its log:
-    /// retention deleted them, or the topic was deleted and created again.
-    pub skip_deleted_requests: bool,
-}
-
-impl Default for SchedulerConfig {
-    fn default() -> Self {
-        Self {
-            partitions: PartitionChoice::Auto,
-            shards_per_partition: 1,
-            in_flight_max: 4_000,
-            in_flight_bytes_max: ByteSize::mib(64),
-            read_ahead_max: 50_000,
-            read_ahead_bytes_max: ByteSize::mib(32),
-            tracked_requests_max: 250_000,
-            high_priority_weight: 4,
-            hand_off_after: Duration::from_secs(5),
-            checkpoint_every: Duration::from_secs(1),
-            checkpoint_records: 10_000,
-            lease: Duration::from_secs(10),
-            lease_margin: Duration::from_secs(1),
-            timeout_grace: Duration::from_millis(500),
-            drain: Duration::from_secs(5),
-            supervisor_decision_timeout: Duration::from_secs(15),
-            publish_step_status: false,
-            start_without_state: false,
-            stuck_after: Duration::from_secs(60),
-            skip_deleted_requests: false,
-        }
-    }
 }
 
 /// The `agents` section.

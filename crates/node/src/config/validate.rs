@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use waybill_broker::BrokerConfig as BrokerLimits;
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
-use waybill_engine::{INPUT_BYTES_MAX, SHARDS_PER_PARTITION_MAX};
+use waybill_engine::INPUT_BYTES_MAX;
 use waybill_ingestion::IngestionConfig;
 use waybill_topology::PARTITIONS_MAX;
 use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
@@ -66,7 +66,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let queue_bytes_min = http.request_bytes_max.max(http.batch_line_bytes_max);
     let queue_bytes_min = ByteSize::bytes(queue_bytes_min.as_u64().saturating_mul(2));
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let shards = scheduler.shards_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
     let broker_limits = BrokerLimits {
         request_bytes_max: broker.request_bytes_max.as_usize(),
@@ -74,7 +73,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    let rules: [(bool, &str, String); 43] = [
+    let rules: [(bool, &str, String); 34] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -82,11 +81,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 "is {}, and must be from 1 to {PARTITIONS_MAX}",
                 config.partitions
             ),
-        ),
-        (
-            (1..=SHARDS_PER_PARTITION_MAX).contains(&shards),
-            "scheduler.shardsPerPartition",
-            format!("is {shards}, and must be from 1 to {SHARDS_PER_PARTITION_MAX}"),
         ),
         (
             !config.data_dir.as_os_str().is_empty(),
@@ -280,52 +274,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
-            "scheduler.inFlightMax and scheduler.inFlightBytesMax",
-            not_zero(),
-        ),
-        (
-            scheduler.read_ahead_max > 0 && scheduler.read_ahead_bytes_max > ByteSize::bytes(0),
-            "scheduler.readAheadMax and scheduler.readAheadBytesMax",
-            not_zero(),
-        ),
-        (
-            scheduler.tracked_requests_max
-                >= scheduler
-                    .read_ahead_max
-                    .saturating_add(scheduler.in_flight_max),
-            "scheduler.trackedRequestsMax",
-            "must be at least scheduler.readAheadMax and scheduler.inFlightMax together".to_owned(),
-        ),
-        (
-            scheduler.high_priority_weight > 0,
-            "scheduler.highPriorityWeight",
-            not_zero(),
-        ),
-        (
-            scheduler.lease >= lease_min,
-            "scheduler.lease",
-            lease_too_short(scheduler.lease, lease_min),
-        ),
-        (
-            !scheduler.checkpoint_every.is_zero() && scheduler.checkpoint_every < scheduler.lease,
-            "scheduler.checkpointEvery",
-            "must be more than 0s and less than scheduler.lease".to_owned(),
-        ),
-        (
             scheduler.drain < config.shutdown_timeout,
             "scheduler.drain",
             "must be less than shutdownTimeout".to_owned(),
-        ),
-        (
-            !scheduler.supervisor_decision_timeout.is_zero(),
-            "scheduler.supervisorDecisionTimeout",
-            not_zero(),
-        ),
-        (
-            scheduler.stuck_after >= scheduler.lease,
-            "scheduler.stuckAfter",
-            "must be at least scheduler.lease".to_owned(),
         ),
         (
             supervisor.interval < supervisor.lease,
@@ -424,10 +375,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 97] = [
-            ("scheduler.trackedRequestsMax", |c| {
-                c.scheduler.tracked_requests_max = 53_999
-            }),
+        let cases: [(&str, Change); 89] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.repartitionSettle", |c| {
@@ -435,9 +383,6 @@ mod tests {
             }),
             ("kafka.repartitionSettle", |c| {
                 c.kafka.repartition_settle = Duration::from_secs(10)
-            }),
-            ("scheduler.shardsPerPartition", |c| {
-                c.scheduler.shards_per_partition = 0
             }),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
             ("kafka.brokers", |c| {
@@ -574,12 +519,6 @@ mod tests {
             ("broker.groupsMax", |c| c.broker.groups_max = 0),
             ("broker.groupMembersMax", |c| c.broker.group_members_max = 9),
             ("broker.storedGroupsMax", |c| c.broker.stored_groups_max = 0),
-            ("scheduler.lease", |c| {
-                c.scheduler.lease = Duration::from_secs(2)
-            }),
-            ("scheduler.checkpointEvery", |c| {
-                c.scheduler.checkpoint_every = Duration::from_secs(10);
-            }),
             ("scheduler.drain", |c| {
                 c.scheduler.drain = c.shutdown_timeout
             }),
@@ -631,18 +570,6 @@ mod tests {
             }),
             ("broker.idleTimeout", |c| {
                 c.broker.idle_timeout = Duration::from_secs(9)
-            }),
-            ("scheduler.checkpointRecords", |c| {
-                c.scheduler.checkpoint_records = 0
-            }),
-            ("scheduler.leaseMargin", |c| {
-                c.scheduler.lease_margin = Duration::from_millis(99)
-            }),
-            ("scheduler.lease", |c| {
-                c.scheduler.lease = Duration::from_millis(999)
-            }),
-            ("scheduler.lease", |c| {
-                c.scheduler.lease = Duration::from_secs(3_601)
             }),
             ("supervisor.lease", |c| {
                 c.supervisor.lease = Duration::from_millis(999)

@@ -32,7 +32,7 @@ use waybill_messages::Topics;
 use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
-use waybill_node::config::{AgentTransport, Config, load_workflows, shards_of_this_process};
+use waybill_node::config::{AgentTransport, Config, load_workflows};
 use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{EmbeddedStore, Store};
@@ -156,8 +156,12 @@ async fn start(
         Role::Scheduler => {
             let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
-            let stands = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stands)?;
+            let current = dependencies.partition_map.layout().scheme();
+            let own = config.scheduler.shards_of_this_process(
+                config.partitions,
+                environment,
+                current,
+            )?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let direct = match config.agents.transport {
                 AgentTransport::Direct => {
@@ -201,8 +205,12 @@ async fn start(
             if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }
-            let stands = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stands)?;
+            let current = dependencies.partition_map.layout().scheme();
+            let own = config.scheduler.shards_of_this_process(
+                config.partitions,
+                environment,
+                current,
+            )?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,

@@ -37,24 +37,16 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         admin,
         broker,
         kafka,
-        scheduler,
         alerts,
         telemetry,
         ..
     } = config;
-    let checkpoint_records = usize::try_from(scheduler.checkpoint_records).unwrap_or(usize::MAX);
-    let counts: [(&str, usize, usize, usize); 23] = [
+    let counts: [(&str, usize, usize, usize); 22] = [
         (
             "kafka.stepPartitions",
             kafka.step_partitions as usize,
             1,
             BROKER_MAX,
-        ),
-        (
-            "scheduler.checkpointRecords",
-            checkpoint_records,
-            1,
-            usize::MAX,
         ),
         ("alerts.foldedMax", alerts.folded_max, 1, RECORDS_MAX),
         ("alerts.queueMax", alerts.queue_max, 1, RECORDS_MAX),
@@ -149,10 +141,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     match wrong {
         Some((key, count, least, most)) => Err(ConfigError::invalid(
             key,
-            match most {
-                usize::MAX => format!("is {count}, and must be at least {least}"),
-                most => format!("is {count}, and must be from {least} to {most}"),
-            },
+            format!("is {count}, and must be from {least} to {most}"),
         )),
         None => Ok(()),
     }

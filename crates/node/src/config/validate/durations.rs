@@ -64,7 +64,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
         kafka,
         http,
         broker,
-        scheduler,
         supervisor,
         agents,
         ..
@@ -116,13 +115,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
             broker.idle_timeout,
             10 * SECOND,
             "Waybill's own clients may be silent for up to 10s",
-        ),
-        lease("scheduler.lease", scheduler.lease),
-        at_least(
-            "scheduler.leaseMargin",
-            scheduler.lease_margin,
-            100 * MILLISECOND,
-            "an owner may take that long to stop acting",
         ),
         at_least(
             "supervisor.interval",
