@@ -202,6 +202,7 @@ impl Config {
         validate::check(&self)?;
         self.store.validate()?;
         self.scheduler.validate()?;
+        self.supervisor.validate()?;
         self.services.validate()?;
         waybill_alerts::check(&self.alerts)?;
         self.schema_registry.validate()?;

@@ -73,7 +73,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    let rules: [(bool, &str, String); 34] = [
+    let rules: [(bool, &str, String); 32] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -279,20 +279,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be less than shutdownTimeout".to_owned(),
         ),
         (
-            supervisor.interval < supervisor.lease,
-            "supervisor.interval",
-            format!(
-                "is {}, and must be less than supervisor.lease ({})",
-                duration_to_text(supervisor.interval),
-                duration_to_text(supervisor.lease)
-            ),
-        ),
-        (
-            supervisor.recoveries_per_second_max > 0,
-            "supervisor.recoveriesPerSecondMax",
-            not_zero(),
-        ),
-        (
             supervisor.lease >= lease_min,
             "supervisor.lease",
             lease_too_short(supervisor.lease, lease_min),
@@ -375,7 +361,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 89] = [
+        let cases: [(&str, Change); 86] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.repartitionSettle", |c| {
@@ -570,15 +556,6 @@ mod tests {
             }),
             ("broker.idleTimeout", |c| {
                 c.broker.idle_timeout = Duration::from_secs(9)
-            }),
-            ("supervisor.lease", |c| {
-                c.supervisor.lease = Duration::from_millis(999)
-            }),
-            ("supervisor.interval", |c| {
-                c.supervisor.interval = Duration::from_millis(9)
-            }),
-            ("supervisor.auditInterval", |c| {
-                c.supervisor.audit_interval = Duration::from_millis(999)
             }),
             ("agents.sessionTimeout", |c| {
                 c.agents.session_timeout = Duration::ZERO

@@ -64,7 +64,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
         kafka,
         http,
         broker,
-        supervisor,
         agents,
         ..
     } = config;
@@ -116,19 +115,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
             10 * SECOND,
             "Waybill's own clients may be silent for up to 10s",
         ),
-        at_least(
-            "supervisor.interval",
-            supervisor.interval,
-            10 * MILLISECOND,
-            "each pass reads the state store",
-        ),
-        at_least(
-            "supervisor.auditInterval",
-            supervisor.audit_interval,
-            SECOND,
-            "each audit reads all live operations",
-        ),
-        lease("supervisor.lease", supervisor.lease),
         Bound {
             key: "agents.sessionTimeout",
             value: agents.session_timeout,
