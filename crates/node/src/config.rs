@@ -200,6 +200,7 @@ impl Config {
         self.alerts.read_files(&mut files)?;
         self.secret_files = files;
         validate::check(&self)?;
+        self.kafka.validate()?;
         self.store.validate()?;
         self.scheduler.validate()?;
         self.supervisor.validate()?;

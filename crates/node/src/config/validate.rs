@@ -14,7 +14,7 @@ use waybill_config::{ByteSize, ConfigError, duration_to_text};
 use waybill_engine::INPUT_BYTES_MAX;
 use waybill_ingestion::IngestionConfig;
 use waybill_topology::PARTITIONS_MAX;
-use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
+use waybill_topology::topics::disk_bytes_min;
 
 use super::Config;
 use crate::log_filter::LogFilter;
@@ -49,7 +49,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     } = config;
     let scylla = &store.scylla;
     let log_filter_problem = config.telemetry.log_filter.parse::<LogFilter>().err();
-    let brokers = kafka.brokers.iter().flatten();
     let bad_address = brokers
         .map(|address| ("kafka.brokers", address))
         .chain(
@@ -66,14 +65,13 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let queue_bytes_min = http.request_bytes_max.max(http.batch_line_bytes_max);
     let queue_bytes_min = ByteSize::bytes(queue_bytes_min.as_u64().saturating_mul(2));
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let heard_after = kafka.clients().metadata_refresh();
     let broker_limits = BrokerLimits {
         request_bytes_max: broker.request_bytes_max.as_usize(),
         ..BrokerLimits::new(&config.data_dir)
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    let rules: [(bool, &str, String); 32] = [
+    let rules: [(bool, &str, String); 27] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -86,14 +84,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             !config.data_dir.as_os_str().is_empty(),
             "dataDir",
             "must not be empty".to_owned(),
-        ),
-        (
-            kafka
-                .brokers
-                .as_ref()
-                .is_none_or(|brokers| !brokers.is_empty()),
-            "kafka.brokers",
-            "must name a broker, or be null for the embedded one".to_owned(),
         ),
         (
             bad_address.is_none(),
@@ -116,19 +106,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            is_topic_name(&kafka.topic_prefix),
-            "kafka.topicPrefix",
-            format!(
-                "is {:?}, and must have 1 to 100 characters, only a-z, A-Z, 0-9, '.', '_' and '-'",
-                kafka.topic_prefix
-            ),
-        ),
-        (
-            kafka.replication_factor >= 1,
-            "kafka.replicationFactor",
-            not_zero(),
-        ),
-        (
             store.retention > kafka.requests_retention,
             "store.retention",
             format!(
@@ -139,26 +116,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            kafka.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
-            "kafka.requestsRetention",
-            at_least("1h"),
-        ),
-        (
             kafka.repartition_settle > config.http.accept_timeout,
             "kafka.repartitionSettle",
             format!(
                 "is {}, and must be more than http.acceptTimeout",
                 duration_to_text(kafka.repartition_settle)
-            ),
-        ),
-        (
-            heard_after.is_none_or(|after| kafka.repartition_settle > after),
-            "kafka.repartitionSettle",
-            format!(
-                "is {}, and must be more than the {} after which clients refresh the number of partitions \
-                 (topic.metadata.refresh.interval.ms of kafka.properties)",
-                duration_to_text(kafka.repartition_settle),
-                duration_to_text(heard_after.unwrap_or_default())
             ),
         ),
         (
@@ -343,12 +305,6 @@ fn is_host_and_port(address: &str) -> bool {
     })
 }
 
-/// Kafka's rule for names of topics, with room for the suffixes after the prefix.
-fn is_topic_name(name: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-    (1..=100).contains(&name.len()) && name.bytes().all(fits)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,21 +317,11 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 86] = [
+        let cases: [(&str, Change); 79] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.repartitionSettle", |c| {
                 c.kafka.repartition_settle = c.http.accept_timeout
-            }),
-            ("kafka.repartitionSettle", |c| {
-                c.kafka.repartition_settle = Duration::from_secs(10)
-            }),
-            ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
-            ("kafka.brokers", |c| {
-                c.kafka.brokers = Some(vec!["kafka://a:1".to_owned()])
-            }),
-            ("kafka.topicPrefix", |c| {
-                c.kafka.topic_prefix = "way bill".to_owned()
             }),
             ("store.retention", |c| {
                 c.store.retention = c.kafka.requests_retention
@@ -527,13 +473,6 @@ mod tests {
             }),
             ("broker.segmentBytes", |c| {
                 c.broker.segment_bytes = ByteSize::gib(2)
-            }),
-            ("kafka.stepPartitions", |c| c.kafka.step_partitions = 0),
-            ("kafka.stepsRetention", |c| {
-                c.kafka.steps_retention = Duration::from_millis(1)
-            }),
-            ("kafka.resultsRetention", |c| {
-                c.kafka.results_retention = Duration::from_secs(3_599)
             }),
             ("shutdownTimeout", |c| {
                 c.shutdown_timeout = Duration::from_secs(1)

@@ -36,18 +36,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         http,
         admin,
         broker,
-        kafka,
         alerts,
         telemetry,
         ..
     } = config;
-    let counts: [(&str, usize, usize, usize); 22] = [
-        (
-            "kafka.stepPartitions",
-            kafka.step_partitions as usize,
-            1,
-            BROKER_MAX,
-        ),
+    let counts: [(&str, usize, usize, usize); 21] = [
         ("alerts.foldedMax", alerts.folded_max, 1, RECORDS_MAX),
         ("alerts.queueMax", alerts.queue_max, 1, RECORDS_MAX),
         (

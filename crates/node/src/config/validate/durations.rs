@@ -23,7 +23,6 @@ const LEASE_MIN: Duration = SECOND;
 const LEASE_MAX: Duration = HOUR;
 const LEASE_REASON: &str = "a shorter lease expires while its owner is busy; a longer one delays the takeover from a \
     killed process";
-const RETENTION_REASON: &str = "records could be deleted before they are read";
 
 struct Bound {
     key: &'static str,
@@ -61,7 +60,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
 
 fn bounds(config: &Config) -> Vec<Bound> {
     let Config {
-        kafka,
         http,
         broker,
         agents,
@@ -84,18 +82,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
             config.shutdown_timeout,
             2 * SECOND,
             "an idle process takes about a second to stop",
-        ),
-        at_least(
-            "kafka.stepsRetention",
-            kafka.steps_retention,
-            10 * MINUTE,
-            RETENTION_REASON,
-        ),
-        at_least(
-            "kafka.resultsRetention",
-            kafka.results_retention,
-            HOUR,
-            RETENTION_REASON,
         ),
         at_least(
             "http.idleTimeout",
