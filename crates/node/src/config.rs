@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_agent::AgentsConfig;
 use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 use waybill_drone_delivery::services::ServicesConfig;
@@ -29,7 +30,7 @@ use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
 pub use sections::{
-    AdminConfig, AgentTransport, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
+    AdminConfig, BrokerConfig, HttpConfig, LogFormat,
     StorageConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
@@ -204,6 +205,7 @@ impl Config {
         self.store.validate()?;
         self.scheduler.validate()?;
         self.supervisor.validate()?;
+        self.agents.validate()?;
         self.services.validate()?;
         waybill_alerts::check(&self.alerts)?;
         self.schema_registry.validate()?;

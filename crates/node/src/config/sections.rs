@@ -315,62 +315,6 @@ pub struct StorageConfig {
     pub free_min: FreeMin,
 }
 
-/// The `agents` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct AgentsConfig {
-    /// How the scheduler reaches the agents of this process.
-    pub transport: AgentTransport,
-    /// Whether the five agents of the drone-delivery application run.
-    pub built_in: bool,
-    /// How the built-in agents call the simulated services.
-    pub built_in_calls: BuiltInCalls,
-    /// Files of further declarative HTTP agents.
-    pub files: Vec<PathBuf>,
-    /// Step requests that one agent holds at once, running and waiting.
-    pub in_flight_max: usize,
-    /// A name that stays the same over restarts of this process, so that it gets its share of the
-    /// work back at once. It must be unique; `null` for one that is kept below the data directory.
-    pub instance_id: Option<String>,
-    /// How long an agent process may be silent before other processes take over its share.
-    #[serde(with = "units::DurationText")]
-    pub session_timeout: Duration,
-}
-
-impl Default for AgentsConfig {
-    fn default() -> Self {
-        Self {
-            transport: AgentTransport::Topics,
-            built_in: true,
-            built_in_calls: BuiltInCalls::Http,
-            files: Vec::new(),
-            in_flight_max: 4_096,
-            instance_id: None,
-            session_timeout: Duration::from_secs(6),
-        }
-    }
-}
-
-/// How a scheduler reaches agents.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum AgentTransport {
-    /// By their topics, wherever they run.
-    Topics,
-    /// Directly, in the same process, without records.
-    Direct,
-}
-
-/// How the agents of the drone-delivery application call the simulated services.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum BuiltInCalls {
-    /// Over HTTP, like any service.
-    Http,
-    /// As functions in the same process.
-    Function,
-}
-
 /// The `workflows` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]

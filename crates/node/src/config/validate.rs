@@ -71,7 +71,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    let rules: [(bool, &str, String); 27] = [
+    let rules: [(bool, &str, String); 26] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -245,7 +245,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "supervisor.lease",
             lease_too_short(supervisor.lease, lease_min),
         ),
-        (agents.in_flight_max > 0, "agents.inFlightMax", not_zero()),
         (
             workflows.built_in || !workflows.files.is_empty(),
             "workflows.files",
@@ -317,7 +316,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 79] = [
+        let cases: [(&str, Change); 77] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.repartitionSettle", |c| {
@@ -495,12 +494,6 @@ mod tests {
             }),
             ("broker.idleTimeout", |c| {
                 c.broker.idle_timeout = Duration::from_secs(9)
-            }),
-            ("agents.sessionTimeout", |c| {
-                c.agents.session_timeout = Duration::ZERO
-            }),
-            ("agents.sessionTimeout", |c| {
-                c.agents.session_timeout = Duration::from_secs(301)
             }),
             ("telemetry.traces.requestTimeout", |c| {
                 c.telemetry.traces.endpoint = Some("http://collector.example/v1/traces".to_owned());

@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
+use waybill_agent::AgentTransport;
 use waybill_config::Environment;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
@@ -32,7 +33,7 @@ use waybill_messages::Topics;
 use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
-use waybill_node::config::{AgentTransport, Config, load_workflows};
+use waybill_node::config::{Config, load_workflows};
 use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{EmbeddedStore, Store};

@@ -17,13 +17,6 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// A request to a service on another machine takes tens of milliseconds.
 const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const REQUEST_TIMEOUT_REASON: &str = "a request to another machine takes tens of milliseconds";
-/// A renewal that waits for a slow disk or a busy CPU must still be in time.
-const LEASE_MIN: Duration = SECOND;
-/// No other process takes over from a killed one before its lease expires.
-const LEASE_MAX: Duration = HOUR;
-const LEASE_REASON: &str = "a shorter lease expires while its owner is busy; a longer one delays the takeover from a \
-    killed process";
-
 struct Bound {
     key: &'static str,
     value: Duration,
@@ -62,7 +55,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
     let Config {
         http,
         broker,
-        agents,
         ..
     } = config;
     let at_least = |key, value, least, reason| Bound {
@@ -71,10 +63,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
         least,
         most: None,
         reason,
-    };
-    let lease = |key, value| Bound {
-        most: Some(LEASE_MAX),
-        ..at_least(key, value, LEASE_MIN, LEASE_REASON)
     };
     let mut bounds = vec![
         at_least(
@@ -101,13 +89,6 @@ fn bounds(config: &Config) -> Vec<Bound> {
             10 * SECOND,
             "Waybill's own clients may be silent for up to 10s",
         ),
-        Bound {
-            key: "agents.sessionTimeout",
-            value: agents.session_timeout,
-            least: SECOND,
-            most: Some(5 * MINUTE),
-            reason: "a busy agent must keep its share, and the share of a killed one must not wait longer",
-        },
     ];
     if config.telemetry.traces.endpoint.is_some() {
         bounds.push(at_least(
