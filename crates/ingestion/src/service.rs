@@ -34,12 +34,12 @@ use waybill_http::{ArrivingBody, Hosts, Refusal, RequestBody, Service};
 
 use self::reply::{page, problem, redirect, whole};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
-use super::config::REQUEST_BYTES;
 use super::docs::Docs;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::media_type::{JSON, NDJSON, check_media_type};
 use super::route::{DELIVERIES, DOCS, OPERATIONS, Route, location};
+use super::settings::REQUEST_BYTES;
 use super::shares::{MeasuredBody, Place, Places, Share};
 use super::spans;
 use super::status::{self, Query};

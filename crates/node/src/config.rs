@@ -1,14 +1,12 @@
-//! The configuration of the program: a section for each role.
+//! The configuration of the program: a section for each role, from the crate of that role.
 //!
 //! What must hold: `waybill.example.yaml` documents every key with its default.
 //!
-//! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
+//! Deliberately absent: the keys of a role and the checks of its section alone, which are in its crate; here are checks of
+//! several sections together. Also reloading: a changed configuration takes a restart, which loses nothing.
 
 mod sections;
-mod tenants;
-mod traces;
 mod validate;
-mod workflows;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,6 +20,7 @@ use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
+use waybill_ingestion::HttpConfig;
 use waybill_kafka::KafkaSettings;
 use waybill_registry::RegistryConfig;
 use waybill_scheduler::SchedulerConfig;
@@ -29,15 +28,13 @@ use waybill_store::StoreConfig;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
-pub use sections::{
-    AdminConfig, BrokerConfig, HttpConfig, LogFormat,
-    StorageConfig, TelemetryConfig, WorkflowsConfig,
-};
-pub use tenants::{TenantLimit, TenantLimitsConfig};
-pub use traces::TracesConfig;
+use crate::admin::AdminConfig;
+use crate::disk::StorageConfig;
+use crate::telemetry::TelemetryConfig;
+use crate::workflows::WorkflowsConfig;
+
+pub use sections::BrokerConfig;
 pub use validate::check_topics;
-pub use waybill_http::TlsConfig;
-pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 
 /// The whole configuration.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -187,7 +184,7 @@ impl Config {
         }
     }
 
-    /// Reads the files that values come from, and checks the rules that span several keys. Call it
+    /// Reads the files that values come from, and checks the values, alone and together. Call it
     /// once, after the last layer.
     ///
     /// # Errors
@@ -201,16 +198,6 @@ impl Config {
         self.alerts.read_files(&mut files)?;
         self.secret_files = files;
         validate::check(&self)?;
-        self.kafka.validate()?;
-        self.store.validate()?;
-        self.scheduler.validate()?;
-        self.supervisor.validate()?;
-        self.agents.validate()?;
-        self.services.validate()?;
-        waybill_alerts::check(&self.alerts)?;
-        self.schema_registry.validate()?;
-        self.auth.check()?;
-        self.telemetry.traces.check()?;
         Ok(self)
     }
 

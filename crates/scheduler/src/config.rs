@@ -118,11 +118,7 @@ impl SchedulerConfig {
     ///
     /// If a value is invalid, alone or together with others of the section.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        check_range(
-            "scheduler.checkpointRecords",
-            self.checkpoint_records,
-            1..,
-        )?;
+        check_range("scheduler.checkpointRecords", self.checkpoint_records, 1..)?;
         check_lease("scheduler.lease", self.lease)?;
         check_range_because(
             "scheduler.leaseMargin",

@@ -18,7 +18,7 @@ use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
 use super::queue::{Next, NoRoom, Queue, Work};
-use super::{AgentsSettings, AgentsError, StartError};
+use super::{AgentsError, AgentsSettings, StartError};
 use crate::handler::{Handler, StepCall, unknown};
 use crate::metrics::AgentMetrics;
 

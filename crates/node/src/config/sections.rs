@@ -1,221 +1,29 @@
-//! One type per section, each field with its unit, and its default in code.
+//! The `broker` section of the configuration.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_http::TlsConfig;
+use waybill_broker::{BrokerConfig as BrokerSettings, TopicConfig};
+use waybill_config::checks::{check_host_and_port, check_range, check_range_because, require};
+use waybill_config::{ByteSize, ConfigError, units};
+use waybill_connections::share_of_one_address;
 use waybill_topology::EmbeddedTopics;
 
-use super::tenants::TenantLimitsConfig;
-use super::traces::TracesConfig;
-use super::units::{self, ByteSize, FreeMin};
-
-/// An address on the loopback interface.
-const fn local(port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
-}
-
-/// The `http` section: ingestion.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct HttpConfig {
-    /// The address of the API; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
-    pub listen: SocketAddr,
-    /// The certificate of the listener.
-    pub tls: TlsConfig,
-    /// The host names that the listener answers for without authentication, in addition to IP
-    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
-    /// by its own name.
-    pub hosts: Vec<String>,
-    /// The largest body of a single request.
-    pub request_bytes_max: ByteSize,
-    /// The largest line of a batch; a batch itself has no limit.
-    pub batch_line_bytes_max: ByteSize,
-    /// How many lines of one batch may wait for the broker at once; further ones are not read.
-    pub batch_lines_max: usize,
-    /// The largest head of a request: request line and headers.
-    pub header_bytes_max: ByteSize,
-    /// The most header fields of a request.
-    pub headers_max: usize,
-    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
-    /// the limit is answered 503.
-    pub body_bytes_max: ByteSize,
-    /// The deepest nesting of a body.
-    pub json_depth_max: usize,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle.
-    pub connections_max: usize,
-    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
-    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
-    /// `null` for three quarters of `connectionsMax`.
-    pub connections_per_address_max: Option<usize>,
-    /// Requests under way at once on all connections, beyond four that each may always have. One
-    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
-    /// `REFUSED_STREAM`.
-    pub requests_max: usize,
-    /// How long a client may take to send a request's head.
-    #[serde(with = "units::DurationText")]
-    pub header_read_timeout: Duration,
-    /// How long a client may pause while it sends a body, or reads an answer.
-    #[serde(with = "units::DurationText")]
-    pub body_read_timeout: Duration,
-    /// How long the body of a single request, or a line of a batch, may take in total.
-    #[serde(with = "units::DurationText")]
-    pub body_timeout: Duration,
-    /// How long a connection may be idle before it is closed; always at least a little longer than
-    /// `acceptTimeout`.
-    #[serde(with = "units::DurationText")]
-    pub idle_timeout: Duration,
-    /// How long a request waits for the broker's acknowledgement before it is answered 504.
-    #[serde(with = "units::DurationText")]
-    pub accept_timeout: Duration,
-    /// How long a stop waits for requests under way to be answered.
-    #[serde(with = "units::DurationText")]
-    pub drain_timeout: Duration,
-    /// Requests that may wait for the broker at once; further ones are answered 503.
-    pub producer_queue_records_max: usize,
-    /// The total size of those requests.
-    pub producer_queue_bytes_max: ByteSize,
-    /// Accepted requests that are remembered, so that a concurrent repeat is recognised before the
-    /// scheduler has read the first one.
-    pub recent_accepted_max: usize,
-    /// Status requests that may wait for a pending request to be read from the topic; further ones
-    /// are answered without it.
-    pub pending_reads_max: usize,
-    /// The longest such wait.
-    #[serde(with = "units::DurationText")]
-    pub pending_read_timeout: Duration,
-    /// The prefixes that the name of a caller's `replyTo` topic may have; an empty list allows no
-    /// `replyTo`.
-    pub reply_to_prefixes: Vec<String>,
-    /// Streams of an operation's events at once; further ones are answered 503. Less than
-    /// `connectionsMax` and `requestsMax`.
-    pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait, at once; further ones are answered 503. 0
-    /// allows none.
-    pub lists_max: usize,
-    /// The rate limits of each tenant at this process.
-    pub tenant_limits: TenantLimitsConfig,
-    /// Whether high-priority requests have their own topic and start first.
-    pub high_priority_topic: bool,
-}
-
-impl Default for HttpConfig {
-    fn default() -> Self {
-        Self {
-            listen: local(8080),
-            tls: TlsConfig::default(),
-            hosts: Vec::new(),
-            request_bytes_max: ByteSize::kib(64),
-            batch_line_bytes_max: ByteSize::kib(64),
-            batch_lines_max: 1_000,
-            header_bytes_max: ByteSize::kib(16),
-            headers_max: 64,
-            body_bytes_max: ByteSize::mib(64),
-            json_depth_max: 32,
-            connections_max: 1_000,
-            connections_per_address_max: None,
-            requests_max: 4_096,
-            header_read_timeout: Duration::from_secs(10),
-            body_read_timeout: Duration::from_secs(30),
-            body_timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(75),
-            accept_timeout: Duration::from_secs(10),
-            drain_timeout: Duration::from_secs(5),
-            producer_queue_records_max: 100_000,
-            producer_queue_bytes_max: ByteSize::mib(64),
-            recent_accepted_max: 100_000,
-            pending_reads_max: 16,
-            pending_read_timeout: Duration::from_millis(500),
-            reply_to_prefixes: Vec::new(),
-            event_streams_max: 500,
-            lists_max: 16,
-            tenant_limits: TenantLimitsConfig::default(),
-            high_priority_topic: true,
-        }
-    }
-}
-
-impl HttpConfig {
-    /// `connections_per_address_max`, or its default.
-    #[must_use]
-    pub fn connections_per_address_max(&self) -> usize {
-        per_address(self.connections_per_address_max, self.connections_max)
-    }
-}
-
-/// The `admin` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct AdminConfig {
-    /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
-    pub listen: SocketAddr,
-    /// The certificate of the listener.
-    pub tls: TlsConfig,
-    /// The host names that the listener answers for without authentication, in addition to IP
-    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
-    /// by its own name.
-    pub hosts: Vec<String>,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle.
-    pub connections_max: usize,
-    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
-    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
-    /// `null` for three quarters of `connectionsMax`.
-    pub connections_per_address_max: Option<usize>,
-    /// Requests under way at once on all connections, beyond four that each may always have. One
-    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
-    /// `REFUSED_STREAM`.
-    pub requests_max: usize,
-    /// The largest head of a request: request line and headers.
-    pub header_bytes_max: ByteSize,
-    /// The most header fields of a request.
-    pub headers_max: usize,
-    /// How long a client may take to send a request's head.
-    #[serde(with = "units::DurationText")]
-    pub header_read_timeout: Duration,
-    /// The largest body.
-    pub body_bytes_max: ByteSize,
-    /// How long a body may take to arrive.
-    #[serde(with = "units::DurationText")]
-    pub body_timeout: Duration,
-}
-
-impl Default for AdminConfig {
-    fn default() -> Self {
-        Self {
-            listen: local(8081),
-            tls: TlsConfig::default(),
-            hosts: Vec::new(),
-            connections_max: 256,
-            connections_per_address_max: None,
-            requests_max: 1_024,
-            header_bytes_max: ByteSize::kib(16),
-            headers_max: 64,
-            header_read_timeout: Duration::from_secs(10),
-            body_bytes_max: ByteSize::kib(4),
-            body_timeout: Duration::from_secs(5),
-        }
-    }
-}
-
-impl AdminConfig {
-    /// `connections_per_address_max`, or its default.
-    #[must_use]
-    pub fn connections_per_address_max(&self) -> usize {
-        per_address(self.connections_per_address_max, self.connections_max)
-    }
-}
-
-/// The limit for one address, so that it cannot take all connections.
-fn per_address(configured: Option<usize>, max: usize) -> usize {
-    configured.unwrap_or(max - max / 4)
-}
+/// A higher limit exceeds the file descriptors of a machine.
+const CONNECTIONS_MAX: usize = 1_000_000;
+/// Partitions, groups and members: each takes some hundred bytes, and a partition an open file.
+const COUNT_MAX: usize = 1_000_000;
+/// Consumer groups, and members of one: Waybill's own roles may need ten.
+const GROUPS: RangeInclusive<usize> = 10..=COUNT_MAX;
+/// Unanswered requests of a client. Idempotent producers send up to five before they wait.
+const REQUESTS_IN_FLIGHT: RangeInclusive<usize> = 5..=10_000;
+const IDLE_TIMEOUT_MIN: Duration = Duration::from_secs(10);
+/// Positions in a segment fit in 31 bits, as in Apache Kafka.
+const SEGMENT_BYTES: RangeInclusive<ByteSize> = ByteSize::kib(64)..=ByteSize::mib(2047);
 
 /// The `broker` section: the embedded broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -294,7 +102,8 @@ impl BrokerConfig {
     /// `connections_per_address_max`, or its default.
     #[must_use]
     pub fn connections_per_address_max(&self) -> usize {
-        per_address(self.connections_per_address_max, self.connections_max)
+        self.connections_per_address_max
+            .unwrap_or_else(|| share_of_one_address(self.connections_max))
     }
 
     /// The host and port of `advertised`. Also `None` if it is not `host:port`, which a checked
@@ -305,66 +114,192 @@ impl BrokerConfig {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Some((host.to_owned(), port.parse().ok()?))
     }
-}
+    /// Checks the section.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (key, count, range) in [
+            (
+                "broker.connectionsMax",
+                self.connections_max,
+                1..=CONNECTIONS_MAX,
+            ),
+            (
+                "broker.connectionsPerAddressMax",
+                self.connections_per_address_max(),
+                1..=CONNECTIONS_MAX,
+            ),
+            (
+                "broker.requestsInFlightMax",
+                self.requests_in_flight_max,
+                REQUESTS_IN_FLIGHT,
+            ),
+            ("broker.partitionsMax", self.partitions_max, 1..=COUNT_MAX),
+            ("broker.groupsMax", self.groups_max, GROUPS),
+            ("broker.groupMembersMax", self.group_members_max, GROUPS),
+            ("broker.storedGroupsMax", self.stored_groups_max, GROUPS),
+        ] {
+            check_range(key, count, range)?;
+        }
+        check_range_because(
+            "broker.idleTimeout",
+            self.idle_timeout,
+            IDLE_TIMEOUT_MIN..,
+            "Waybill's own clients may be silent for up to 10s",
+        )?;
+        check_host_and_port("broker.advertised", &self.advertised)?;
+        check_range("broker.segmentBytes", self.segment_bytes, SEGMENT_BYTES)
+    }
 
-/// The `storage` section: the disk that the embedded broker and store share.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct StorageConfig {
-    /// How much of the file system of `dataDir` must stay free: below it new requests are refused.
-    pub free_min: FreeMin,
-}
+    /// Checks that the memory suffices for the requests that the broker accepts. Only a broker that runs needs it.
+    ///
+    /// # Errors
+    ///
+    /// If a memory is too small.
+    pub fn validate_memory(&self) -> Result<(), ConfigError> {
+        let settings = self.settings(PathBuf::new());
+        let buffers_min = ByteSize::bytes(settings.buffer_bytes_min() as u64);
+        require(
+            self.buffer_bytes_max >= buffers_min,
+            "broker.bufferBytesMax",
+            format!(
+                "is {}, and must be at least {buffers_min}: twice broker.requestBytesMax ({}), or twice the {} that an \
+                 answer to a fetch takes",
+                self.buffer_bytes_max,
+                self.request_bytes_max,
+                ByteSize::bytes(settings.fetch_bytes_max as u64)
+            ),
+        )?;
+        let control_min = ByteSize::bytes(settings.control_buffer_bytes_min() as u64);
+        require(
+            self.control_buffer_bytes_max >= control_min,
+            "broker.controlBufferBytesMax",
+            format!(
+                "is {}, and must be at least {control_min}, which the largest request other than a produce request and \
+                 its answer take",
+                self.control_buffer_bytes_max
+            ),
+        )?;
+        require(
+            self.group_bytes_max >= ByteSize::mib(1),
+            "broker.groupBytesMax",
+            "must be at least 1MiB",
+        )
+    }
 
-/// The `workflows` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct WorkflowsConfig {
-    /// Whether the workflow of the drone-delivery application can be run.
-    pub built_in: bool,
-    /// Files of further workflows, one per file. The newest version of a workflow starts new
-    /// operations; keep older versions while operations run them.
-    pub files: Vec<PathBuf>,
-}
-
-impl Default for WorkflowsConfig {
-    fn default() -> Self {
-        Self {
-            built_in: true,
-            files: Vec::new(),
+    /// The settings of a broker with this section, in `data_dir`.
+    #[must_use]
+    pub fn settings(&self, data_dir: impl Into<PathBuf>) -> BrokerSettings {
+        let defaults = BrokerSettings::new(data_dir);
+        BrokerSettings {
+            listen: self.listen,
+            advertised: self.advertised_host_and_port(),
+            topic_defaults: TopicConfig {
+                segment_bytes: self.segment_bytes.as_u64(),
+                ..defaults.topic_defaults.clone()
+            },
+            partitions_max: self.partitions_max,
+            connections_max: self.connections_max,
+            connections_per_address_max: self.connections_per_address_max(),
+            request_bytes_max: self.request_bytes_max.as_usize(),
+            requests_in_flight_max: self.requests_in_flight_max,
+            buffer_bytes_max: self.buffer_bytes_max.as_usize(),
+            control_buffer_bytes_max: self.control_buffer_bytes_max.as_usize(),
+            idle_timeout: self.idle_timeout,
+            groups_max: self.groups_max,
+            stored_groups_max: self.stored_groups_max,
+            group_members_max: self.group_members_max,
+            group_bytes_max: self.group_bytes_max.as_usize(),
+            ..defaults
         }
     }
 }
 
-/// The `telemetry` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct TelemetryConfig {
-    /// The format of log lines.
-    pub log_format: LogFormat,
-    /// Which log lines are written: a level, or `target=level` pairs separated by commas.
-    pub log_filter: String,
-    /// The collector of spans.
-    pub traces: TracesConfig,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Default for TelemetryConfig {
-    fn default() -> Self {
-        Self {
-            log_format: LogFormat::Text,
-            log_filter: "info".to_owned(),
-            traces: TracesConfig::default(),
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut BrokerConfig);
+        let cases: [(&str, Change); 17] = [
+            ("broker.advertised", |c| {
+                c.advertised = Some("broker".to_owned())
+            }),
+            ("broker.idleTimeout", |c| c.idle_timeout = Duration::ZERO),
+            ("broker.idleTimeout", |c| {
+                c.idle_timeout = Duration::from_secs(9)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.buffer_bytes_max = ByteSize::mib(31)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.request_bytes_max = ByteSize::mib(65)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.request_bytes_max = ByteSize::mib(2);
+                c.buffer_bytes_max = ByteSize::mib(15);
+            }),
+            ("broker.controlBufferBytesMax", |c| {
+                c.control_buffer_bytes_max = ByteSize::mib(8)
+            }),
+            ("broker.groupBytesMax", |c| {
+                c.group_bytes_max = ByteSize::kib(1_023)
+            }),
+            ("broker.partitionsMax", |c| c.partitions_max = 0),
+            ("broker.requestsInFlightMax", |c| {
+                c.requests_in_flight_max = 4
+            }),
+            ("broker.connectionsMax", |c| c.connections_max = 0),
+            ("broker.connectionsPerAddressMax", |c| {
+                c.connections_per_address_max = Some(0)
+            }),
+            ("broker.groupsMax", |c| c.groups_max = 0),
+            ("broker.groupMembersMax", |c| c.group_members_max = 9),
+            ("broker.storedGroupsMax", |c| c.stored_groups_max = 0),
+            ("broker.segmentBytes", |c| {
+                c.segment_bytes = ByteSize::kib(63)
+            }),
+            ("broker.segmentBytes", |c| {
+                c.segment_bytes = ByteSize::gib(2)
+            }),
+        ];
+        let check = |config: &BrokerConfig| {
+            config
+                .validate()
+                .and_then(|()| config.validate_memory())
+                .map_err(|error| error.to_string())
+        };
+        check(&BrokerConfig::default()).unwrap();
+        for (key, change) in cases {
+            let mut config = BrokerConfig::default();
+            change(&mut config);
+            let error = check(&config).expect_err(key);
+            assert!(error.starts_with(key), "{key}: {error}");
         }
     }
-}
 
-/// The format of log lines.
-#[derive(
-    Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema, clap::ValueEnum,
-)]
-#[serde(rename_all = "camelCase")]
-pub enum LogFormat {
-    /// Text for people.
-    Text,
-    /// One JSON object per line, for programs.
-    Json,
+    #[test]
+    fn a_memory_of_buffers_that_is_too_small_is_refused_with_what_needs_it() {
+        let mut config = BrokerConfig {
+            request_bytes_max: ByteSize::mib(100),
+            ..BrokerConfig::default()
+        };
+        let error = config.validate_memory().unwrap_err().to_string();
+        let expected = "broker.bufferBytesMax is 48MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
+        assert!(error.starts_with(expected), "{error}");
+        config.buffer_bytes_max = ByteSize::mib(200);
+        config.validate_memory().unwrap();
+    }
+
+    #[test]
+    fn a_broker_has_the_same_defaults_as_its_section() {
+        let [section, broker] = [
+            BrokerConfig::default().settings("data"),
+            BrokerSettings::new("data"),
+        ];
+        assert_eq!(format!("{section:?}"), format!("{broker:?}"));
+    }
 }

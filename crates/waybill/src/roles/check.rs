@@ -6,7 +6,8 @@ use waybill_agent::AgentTransport;
 use waybill_agent::http::NamedHandler;
 use waybill_engine::Workflows;
 use waybill_node::Role;
-use waybill_node::config::{Config, check_topics, load_workflows};
+use waybill_node::config::{Config, check_topics};
+use waybill_node::workflows::load_workflows;
 
 use super::{agents, disk_bounds_exceed};
 

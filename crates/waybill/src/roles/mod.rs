@@ -33,9 +33,10 @@ use waybill_messages::Topics;
 use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
-use waybill_node::config::{Config, load_workflows};
+use waybill_node::config::Config;
 use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
+use waybill_node::workflows::load_workflows;
 use waybill_store::{EmbeddedStore, Store};
 use waybill_telemetry::health::LowDisk;
 use waybill_topology::partition_map::PartitionMap;
@@ -158,11 +159,10 @@ async fn start(
             let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
             let current = dependencies.partition_map.layout().scheme();
-            let own = config.scheduler.shards_of_this_process(
-                config.partitions,
-                environment,
-                current,
-            )?;
+            let own =
+                config
+                    .scheduler
+                    .shards_of_this_process(config.partitions, environment, current)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let direct = match config.agents.transport {
                 AgentTransport::Direct => {
@@ -207,11 +207,10 @@ async fn start(
                 admin.set_backups(Backups::new(store, broker.logs));
             }
             let current = dependencies.partition_map.layout().scheme();
-            let own = config.scheduler.shards_of_this_process(
-                config.partitions,
-                environment,
-                current,
-            )?;
+            let own =
+                config
+                    .scheduler
+                    .shards_of_this_process(config.partitions, environment, current)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,
