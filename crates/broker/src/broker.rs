@@ -549,10 +549,13 @@ async fn reopen_full(server: Arc<Server>) {
 
 #[cfg(test)]
 mod tests {
+    use waybill_wire::batch::BatchHeader;
+    use waybill_wire::batch::made::batch;
+
     use super::*;
     use crate::TopicConfig;
+    use crate::log::AppendError;
     use crate::log::faults::{self, Op};
-    use crate::log::{AppendError, BatchHeader, test_batch};
 
     const ENOSPC: i32 = 28;
 
@@ -568,7 +571,7 @@ mod tests {
             ..TopicConfig::default()
         };
         topics.create("t", 1, synced).unwrap();
-        let batch = test_batch(-1, -1, -1, &[1]);
+        let batch = batch(-1, -1, -1, &[1]);
         let header = BatchHeader::of_produced(&batch).unwrap();
         let mut acknowledged = 0;
         for _ in 0..2 {
