@@ -5,7 +5,6 @@
 //! Deliberately absent: the keys of a role and the checks of its section alone, which are in its crate; here are checks of
 //! several sections together. Also reloading: a changed configuration takes a restart, which loses nothing.
 
-mod sections;
 mod validate;
 
 use std::net::SocketAddr;
@@ -16,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_agent::AgentsConfig;
 use waybill_alerts::AlertsConfig;
+use waybill_broker::BrokerConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
@@ -33,7 +33,6 @@ use crate::disk::StorageConfig;
 use crate::telemetry::TelemetryConfig;
 use crate::workflows::WorkflowsConfig;
 
-pub use sections::BrokerConfig;
 pub use validate::check_topics;
 
 /// The whole configuration.

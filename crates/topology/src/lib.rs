@@ -14,7 +14,7 @@ pub mod repartition;
 pub mod shards;
 pub mod topics;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use waybill_config::ByteSize;
@@ -50,15 +50,4 @@ pub struct EmbeddedTopics {
     pub requests_disk_bytes_max: ByteSize,
     /// The maximum disk space of the topic of recoveries.
     pub recoveries_disk_bytes_max: ByteSize,
-}
-
-impl Default for EmbeddedTopics {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9092)),
-            segment_bytes: ByteSize::mib(64),
-            requests_disk_bytes_max: ByteSize::gib(8),
-            recoveries_disk_bytes_max: ByteSize::mib(256),
-        }
-    }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 use waybill_engine::{
     ByPriority, CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId,
     PartitionId, Position, Priority, ProcessState, Recovery, ShardId, Stamp, Timestamp, Workflow,
@@ -82,7 +82,7 @@ impl Setup<Broker> {
     /// On the embedded broker, with these settings of the topic of requests.
     pub async fn on_embedded_broker(settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut config = BrokerConfig::new(directory.path().join("broker"));
+        let mut config = BrokerSettings::new(directory.path().join("broker"));
         config.listen.set_port(0);
         let broker = Broker::start(config).await.unwrap();
         let kafka = KafkaSettings::new(broker.address().to_string());
