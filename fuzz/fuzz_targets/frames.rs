@@ -7,7 +7,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 
 /// Some requests may wait for something that does not come.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -21,14 +21,14 @@ struct Fixture {
 static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| {
     let runtime = Runtime::new().expect("threads can be had");
     let directory = tempfile::tempdir().expect("a directory can be had");
-    let config = BrokerConfig {
+    let config = BrokerSettings {
         listen: ([127, 0, 0, 1], 0).into(),
         partitions_max: 16,
         groups_max: 16,
         producers_max: 16,
         group_initial_delay: Duration::ZERO,
         auto_create_topics: true,
-        ..BrokerConfig::new(directory.path())
+        ..BrokerSettings::new(directory.path())
     };
     let broker = runtime
         .block_on(Broker::start(config))

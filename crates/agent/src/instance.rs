@@ -1,12 +1,12 @@
 //! A process name that is stable over restarts and unique.
 //!
 //! A member of a consumer group that was killed keeps its partitions until its session ends, unless
-//! it returns under the same name ([`AgentsConfig::instance_id`]). Two processes with one name
+//! it returns under the same name ([`AgentsSettings::instance_id`]). Two processes with one name
 //! would be worse than none: the group ends one of them. So a name belongs to a place in a
 //! directory, and a place to the one process that has locked it. The operating system releases the
 //! lock when that process ends, however it ends.
 //!
-//! [`AgentsConfig::instance_id`]: crate::AgentsConfig::instance_id
+//! [`AgentsSettings::instance_id`]: crate::AgentsSettings::instance_id
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};

@@ -20,6 +20,7 @@
 
 mod breaker;
 pub mod check;
+mod config;
 mod handler;
 pub mod http;
 mod instance;
@@ -30,10 +31,11 @@ mod spans;
 mod template;
 pub mod testing;
 
+pub use config::{AgentTransport, AgentsConfig, BuiltInCalls};
 pub use futures_util::future::BoxFuture;
 pub use handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
 pub use instance::{InstanceError, InstancePlace};
 pub use metrics::METRICS;
-pub use run::{Agents, AgentsConfig, AgentsError, DirectAgents, DirectConfig, StartError};
+pub use run::{Agents, AgentsError, AgentsSettings, DirectAgents, DirectConfig, StartError};
 pub use template::{RenderError, TemplateError};
 pub use waybill_engine::{Action, Outcome, Outputs, StepError, StepRequest};

@@ -49,7 +49,7 @@ pub(crate) use waybill_clock::wall_clock;
 
 /// Settings of the run loop.
 #[derive(Clone, Debug)]
-pub struct AgentsConfig {
+pub struct AgentsSettings {
     /// How to reach the brokers.
     pub kafka: KafkaSettings,
     /// The topics' names.
@@ -77,7 +77,7 @@ pub struct AgentsConfig {
     pub drain_timeout: Duration,
 }
 
-impl AgentsConfig {
+impl AgentsSettings {
     /// The defaults.
     #[must_use]
     pub fn new(kafka: KafkaSettings, topics: Topics) -> Self {
@@ -150,7 +150,7 @@ impl Agents {
     ///
     /// Outside of a tokio runtime.
     pub fn start(
-        config: AgentsConfig,
+        config: AgentsSettings,
         agents: Vec<(String, Arc<dyn Handler>)>,
     ) -> Result<Self, StartError> {
         check_names(&agents)?;

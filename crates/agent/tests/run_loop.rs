@@ -14,7 +14,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tokio::sync::Semaphore;
 use waybill_agent::testing::StepRequestBuilder;
 use waybill_agent::{
-    Agents, AgentsConfig, BoxFuture, Handler, Outcome, StepCall, StepRequest, permanent, success,
+    Agents, AgentsSettings, BoxFuture, Handler, Outcome, StepCall, StepRequest, permanent, success,
 };
 use waybill_engine::{Epoch, LayoutShard, Offset, OperationId, PartitionId, StepReply, Timestamp};
 use waybill_kafka::{
@@ -62,8 +62,8 @@ impl Broker {
         }
     }
 
-    fn config(&self) -> AgentsConfig {
-        let mut config = AgentsConfig::new(self.kafka.clone(), self.topics.clone());
+    fn config(&self) -> AgentsSettings {
+        let mut config = AgentsSettings::new(self.kafka.clone(), self.topics.clone());
         config.commit_interval = Duration::from_millis(50);
         config
     }
@@ -216,7 +216,7 @@ fn start(broker: &Broker, agents: &[(&str, &Arc<Scripted>)]) -> Agents {
     start_with(broker.config(), agents)
 }
 
-fn start_with(config: AgentsConfig, agents: &[(&str, &Arc<Scripted>)]) -> Agents {
+fn start_with(config: AgentsSettings, agents: &[(&str, &Arc<Scripted>)]) -> Agents {
     let agents = agents
         .iter()
         .map(|(name, handler)| {
@@ -625,7 +625,7 @@ async fn thousands_of_requests_are_each_answered_once() {
 
 #[tokio::test]
 async fn missing_and_duplicate_agent_names_are_refused() {
-    let config = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), Topics::default());
+    let config = AgentsSettings::new(KafkaSettings::new("127.0.0.1:1"), Topics::default());
     assert!(Agents::start(config.clone(), vec![]).is_err());
     let handler: Arc<dyn Handler> = Scripted::new(1);
     let twice = vec![
@@ -665,7 +665,7 @@ async fn every_request_is_answered_despite_a_fatal_producer_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_are_ready_once_they_have_an_assignment() {
     let broker = Broker::start();
-    let nowhere = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
+    let nowhere = AgentsSettings::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
     let fast = Scripted::new(1);
     let alone = start_with(nowhere, &[("fast", &fast)]);
     // Three processes share two partitions: one assignment is empty.

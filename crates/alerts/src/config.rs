@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, duration_to_text, units};
+use waybill_config::checks::{
+    NOT_ZERO, check_range, check_range_because, check_request_timeout, require,
+};
+use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, units};
 
 pub use owners::{OwnerEmailConfig, OwnersConfig};
 
 /// The longest name of a receiver, in bytes: it is a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
-/// The shortest time limit of one attempt.
-const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+/// Alerts that wait: with more, the process would run out of memory later.
+const ALERTS_MAX: usize = 10_000_000;
 /// The lowest age limit for alerts.
 const AGE_MIN: Duration = Duration::from_secs(60);
 
@@ -93,40 +96,24 @@ impl AlertsConfig {
         self.owners.read_files(files)
     }
 
-    /// Reports the first invalid value.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let least = [
-            (
-                self.timeout,
-                TIMEOUT_MIN,
-                "alerts.timeout",
-                "a request to another machine takes tens of milliseconds",
-            ),
-            (
-                self.max_age,
-                AGE_MIN,
-                "alerts.maxAge",
-                "an alert reaches its receiver some seconds after its event",
-            ),
-        ];
-        for (value, least, key, reason) in least {
-            if value < least {
-                let [value, least] = [value, least].map(duration_to_text);
-                return Err(ConfigError::invalid(
-                    key,
-                    format!("is {value}, and must be at least {least}: {reason}"),
-                ));
-            }
-        }
+    /// Reports the first invalid value, apart from the settings of single receivers.
+    pub(crate) fn check_values(&self) -> Result<(), ConfigError> {
+        check_range("alerts.foldedMax", self.folded_max, 1..=ALERTS_MAX)?;
+        check_range("alerts.queueMax", self.queue_max, 1..=ALERTS_MAX)?;
+        check_request_timeout("alerts.timeout", self.timeout)?;
+        check_range_because(
+            "alerts.maxAge",
+            self.max_age,
+            AGE_MIN..,
+            "an alert reaches its receiver some seconds after its event",
+        )?;
         let rules = [
             (!self.dedup_window.is_zero(), "alerts.dedupWindow"),
-            (self.folded_max > 0, "alerts.foldedMax"),
-            (self.queue_max > 0, "alerts.queueMax"),
             (self.attempts_max > 0, "alerts.attemptsMax"),
             (!self.backoff.is_zero(), "alerts.backoff"),
         ];
-        if let Some((_, key)) = rules.into_iter().find(|(holds, _)| !holds) {
-            return Err(ConfigError::invalid(key, "must be more than 0"));
+        for (holds, key) in rules {
+            require(holds, key, NOT_ZERO)?;
         }
         if self.backoff > self.backoff_max {
             return Err(ConfigError::invalid(

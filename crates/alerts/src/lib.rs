@@ -96,15 +96,17 @@ pub fn receivers(config: &AlertsConfig) -> Result<Vec<(Notifier, Worker)>, Recei
     config.receivers.iter().map(receiver).collect()
 }
 
-/// Checks the section of the configuration, once its files are read.
-///
-/// # Errors
-///
-/// If a value, or the configuration of a receiver, is invalid.
-pub fn check(config: &AlertsConfig) -> Result<(), ConfigError> {
-    config.check()?;
-    receivers(config)
-        .map(drop)
-        .and_then(|()| owners::check_owners(config))
-        .map_err(|error| ConfigError::invalid(error.key, error.problem))
+impl AlertsConfig {
+    /// Checks the section, once its files are read.
+    ///
+    /// # Errors
+    ///
+    /// If a value, or the configuration of a receiver, is invalid.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check_values()?;
+        receivers(self)
+            .map(drop)
+            .and_then(|()| owners::check_owners(self))
+            .map_err(|error| ConfigError::invalid(error.key, error.problem))
+    }
 }

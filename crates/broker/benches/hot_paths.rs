@@ -30,7 +30,7 @@ use kafka_protocol::records::{
 };
 use tempfile::TempDir;
 use tokio::runtime::{self, Runtime};
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 
 /// The program's own allocator: the system's costs something else on every system.
 #[global_allocator]
@@ -86,7 +86,7 @@ impl Fixture {
             .enable_all()
             .build()
             .expect("a runtime needs little");
-        let mut config = BrokerConfig::new(dir.path());
+        let mut config = BrokerSettings::new(dir.path());
         config.listen = ([127, 0, 0, 1], 0).into();
         // No background work runs while instructions are counted.
         config.retention_interval = Duration::from_secs(24 * 60 * 60);

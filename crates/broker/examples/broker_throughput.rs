@@ -14,7 +14,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{Offset, TopicPartitionList};
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 
 const AT_ONCE: usize = 100;
 
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let records: usize = arguments.next().map_or(Ok(500_000), |n| n.parse())?;
     let bytes: usize = arguments.next().map_or(Ok(600), |n| n.parse())?;
     let dir = tempfile::tempdir()?;
-    let mut config = BrokerConfig::new(dir.path());
+    let mut config = BrokerSettings::new(dir.path());
     config.listen = "127.0.0.1:0".parse()?;
     let broker = Broker::start(config).await?;
     let brokers = broker.address().to_string();

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use waybill_connections::{Buffers, ConnectionSlot, Connections};
 
-use crate::BrokerConfig;
+use crate::BrokerSettings;
 use crate::access::Login;
 use crate::api::{self, Reply};
 use crate::backup::Logs;
@@ -126,12 +126,12 @@ impl Broker {
     /// # Errors
     /// See [`StartError`].
     pub fn start(
-        config: BrokerConfig,
+        config: BrokerSettings,
     ) -> Pin<Box<dyn Future<Output = Result<Self, StartError>> + Send>> {
         Box::pin(Self::started(config))
     }
 
-    async fn started(config: BrokerConfig) -> Result<Self, StartError> {
+    async fn started(config: BrokerSettings) -> Result<Self, StartError> {
         let (listener, address) = listen(config.listen).await?;
         let (own_listener, own_address) = listen((Ipv4Addr::LOCALHOST, 0).into()).await?;
         let path = config.data_dir.clone();
@@ -342,7 +342,7 @@ impl Broker {
 ///
 /// See [`StartError`].
 pub fn log_ends(data_dir: &Path, topic: &str) -> Result<Vec<i64>, StartError> {
-    let (server, _, threads, lock) = open(BrokerConfig::new(data_dir))?;
+    let (server, _, threads, lock) = open(BrokerSettings::new(data_dir))?;
     let topic = server.topics.get(topic);
     let partitions = topic.iter().flat_map(|topic| &topic.partitions);
     let ends = partitions.map(|partition| partition.high_watermark());
@@ -358,7 +358,7 @@ pub fn log_ends(data_dir: &Path, topic: &str) -> Result<Vec<i64>, StartError> {
 
 type Opened = (Arc<Server>, Arc<SyncQueue>, SyncThreads, File);
 
-fn open(config: BrokerConfig) -> Result<Opened, StartError> {
+fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let path = config.data_dir.clone();
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
@@ -554,17 +554,20 @@ async fn reopen_full(server: Arc<Server>) {
 
 #[cfg(test)]
 mod tests {
+    use waybill_wire::batch::BatchHeader;
+    use waybill_wire::batch::made::batch;
+
     use super::*;
     use crate::TopicConfig;
+    use crate::log::AppendError;
     use crate::log::faults::{self, Op};
-    use crate::log::{AppendError, BatchHeader, test_batch};
 
     const ENOSPC: i32 = 28;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_broker_recovers_from_a_full_disk_without_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = BrokerConfig::new(dir.path());
+        let mut config = BrokerSettings::new(dir.path());
         config.listen = "127.0.0.1:0".parse().unwrap();
         let broker = Broker::start(config).await.unwrap();
         let topics = &broker.server.topics;
@@ -573,7 +576,7 @@ mod tests {
             ..TopicConfig::default()
         };
         topics.create("t", 1, synced).unwrap();
-        let batch = test_batch(-1, -1, -1, &[1]);
+        let batch = batch(-1, -1, -1, &[1]);
         let header = BatchHeader::of_produced(&batch).unwrap();
         let mut acknowledged = 0;
         for _ in 0..2 {

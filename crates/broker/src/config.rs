@@ -1,145 +1,304 @@
-//! The broker's settings. Every limit of the broker is here, with its default.
+//! The `broker` section of the configuration.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::{Logins, TopicConfig};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use waybill_config::checks::{check_host_and_port, check_range, check_range_because, require};
+use waybill_config::{ByteSize, ConfigError, units};
+use waybill_connections::share_of_one_address;
 
-/// How many times larger than a control request its decoded form and its answer may be.
-pub(crate) const CONTROL_GROWTH: usize = 8;
+use crate::{BrokerSettings, TopicConfig};
 
-/// The settings of a [`Broker`](crate::Broker).
-#[derive(Clone, Debug)]
+/// A higher limit exceeds the file descriptors of a machine.
+const CONNECTIONS_MAX: usize = 1_000_000;
+/// Partitions, groups and members: each takes some hundred bytes, and a partition an open file.
+const COUNT_MAX: usize = 1_000_000;
+/// Consumer groups, and members of one: Waybill's own roles may need ten.
+const GROUPS: RangeInclusive<usize> = 10..=COUNT_MAX;
+/// Unanswered requests of a client. Idempotent producers send up to five before they wait.
+const REQUESTS_IN_FLIGHT: RangeInclusive<usize> = 5..=10_000;
+const IDLE_TIMEOUT_MIN: Duration = Duration::from_secs(10);
+/// Positions in a segment fit in 31 bits, as in Apache Kafka.
+const SEGMENT_BYTES: RangeInclusive<ByteSize> = ByteSize::kib(64)..=ByteSize::mib(2047);
+
+/// The `broker` section: the embedded broker.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct BrokerConfig {
-    /// Where to listen; port 0 picks a free one. Default: 127.0.0.1:9092.
+    /// The address of the Kafka protocol; port 0 picks a free one.
+    #[schemars(with = "units::ListenAddress")]
     pub listen: SocketAddr,
-    /// The host and port that clients receive for connections. `None` (the default) gives each
-    /// client the address that it reached the broker at.
-    pub advertised: Option<(String, u16)>,
-    /// Where everything is kept. One process owns it at a time.
-    pub data_dir: PathBuf,
-    /// Partitions of a topic whose creator leaves their number to the broker. Default: 1.
-    pub default_partitions: u32,
-    /// Create a topic when a client that allows it asks for its metadata. Default: no.
-    pub auto_create_topics: bool,
-    /// Settings of topics that do not set their own.
-    pub topic_defaults: TopicConfig,
-    /// Partitions of all topics together (each holds a file open). Default: 4,000.
-    pub partitions_max: usize,
-    /// Open connections. A further one replaces the one that has been idle longest; if none is
-    /// idle, it is closed itself. Default: 1,000.
-    pub connections_max: usize,
-    /// Open connections of one address (for IPv6, of one /64 network). A further one replaces the
-    /// address's own longest idle one, or is closed itself. Default: 750.
-    pub connections_per_address_max: usize,
-    /// The largest request. Default: 16 MiB.
-    pub request_bytes_max: usize,
-    /// The largest request other than a produce request. Default: 1 MiB.
-    pub control_request_bytes_max: usize,
-    /// The most record bytes in one fetch response, unless a single batch is larger. Default:
-    /// 8 MiB.
-    pub fetch_bytes_max: usize,
-    /// Minimum time between two answers to fetches of a connection, after an answer with 8 records or more: so records travel
-    /// together under load. It does not apply where 512 records, or a partition's `max_bytes`, can be read, and is at most the
-    /// fetch's own maximum wait. Default: 5 ms.
-    pub fetch_gather: Duration,
-    /// Unanswered requests per connection. Further ones stay in the socket: the client waits, and
-    /// none is refused. Default: 128.
+    /// The `host:port` that clients connect to; `null` for the bound address.
+    pub advertised: Option<String>,
+    /// The size at which a partition's segment is full and the next one begins.
+    pub segment_bytes: ByteSize,
+    /// The largest request of a client, which bounds the largest batch.
+    pub request_bytes_max: ByteSize,
+    /// Memory for produce requests, joins of consumer groups and fetch answers of more than 64 KiB,
+    /// over all connections. At least twice requestBytesMax, and at least 16MiB.
+    pub buffer_bytes_max: ByteSize,
+    /// Memory for all other requests of more than about 7 KiB, over all connections; each counts
+    /// nine times its size, for its answer. At least 16MiB.
+    pub control_buffer_bytes_max: ByteSize,
+    /// Unanswered requests of one connection; further ones are read later.
     pub requests_in_flight_max: usize,
-    /// Buffers of more than 64 KiB of all connections together, for produce requests, members that
-    /// join groups and fetch answers. A connection that needs more waits. Slow ones are closed
-    /// while they hold over half. At least [`Self::buffer_bytes_min`]. Default: 48 MiB.
-    pub buffer_bytes_max: usize,
-    /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
-    /// At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
-    pub control_buffer_bytes_max: usize,
-    /// A connection without traffic for this long is closed. Default: 10 minutes.
-    pub idle_timeout: Duration,
-    /// A request must have arrived, the first one of a connection begun, and a response must make progress, within this time.
-    /// Default: 60 s.
-    pub stall_timeout: Duration,
-    /// How often retention is applied. Default: 10 s.
-    pub retention_interval: Duration,
-    /// How long the first member of an empty consumer group waits for others, so that members
-    /// that start together share one rebalance. Default: 100 ms.
-    pub group_initial_delay: Duration,
-    /// Consumer groups with members. Default: 1,000.
+    /// Partitions of all topics.
+    pub partitions_max: usize,
+    /// Consumer groups with members.
     pub groups_max: usize,
-    /// Consumer groups with committed offsets. A further one cannot commit; `DeleteGroups` makes room. Default: 10,000.
-    pub stored_groups_max: usize,
-    /// Members of one consumer group. Default: 500.
+    /// Members of one consumer group.
     pub group_members_max: usize,
-    /// Memory of all consumer groups: ids, subscriptions and assignments of their members. A join or an assignment that
-    /// would exceed it is refused. Default: 32 MiB.
-    pub group_bytes_max: usize,
-    /// Idempotent producers remembered per partition; the longest unused is forgotten first.
-    /// Default: 1,000.
-    pub producers_max: usize,
-    /// Checks the logins of clients. `None` (the default) lets every client do everything.
-    pub logins: Option<Arc<dyn Logins>>,
-    /// Checks the logins at [`Broker::own_address`](crate::Broker::own_address) instead of `logins`, so that only clients
-    /// of the own process get in there. Default: `None`, as at the other address.
-    pub own_logins: Option<Arc<dyn Logins>>,
-    /// A connection that has not logged in within this time is closed. Default: 10 s.
-    pub login_timeout: Duration,
-    /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
-    pub shutdown_timeout: Duration,
-    /// Set by the owner while the disk is low: topics with `waybill.disk.low.refuse=true` then refuse records, and
-    /// all others go on. Default: not set.
-    pub low_on_disk: Arc<AtomicBool>,
+    /// Memory of all consumer groups: ids, subscriptions and assignments of their members.
+    pub group_bytes_max: ByteSize,
+    /// Consumer groups with committed offsets.
+    pub stored_groups_max: usize,
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// is closed if none is idle.
+    pub connections_max: usize,
+    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
+    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// `null` for three quarters of `connectionsMax`.
+    pub connections_per_address_max: Option<usize>,
+    /// How long a connection may be idle before it is closed.
+    #[serde(with = "units::DurationText")]
+    pub idle_timeout: Duration,
+    /// The disk bound of each of the two request topics. Beyond it ingestion answers 503.
+    pub requests_disk_bytes_max: ByteSize,
+    /// The disk bound of the topic of recoveries. Beyond it verbs are answered 503, and the
+    /// supervisor retries later.
+    pub recoveries_disk_bytes_max: ByteSize,
 }
 
-impl BrokerConfig {
-    /// The defaults, with everything kept below `data_dir`.
-    #[must_use]
-    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+impl Default for BrokerConfig {
+    fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9092)),
             advertised: None,
-            data_dir: data_dir.into(),
-            default_partitions: 1,
-            auto_create_topics: false,
-            topic_defaults: TopicConfig::default(),
-            partitions_max: 4_000,
-            connections_max: 1_000,
-            connections_per_address_max: 750,
-            request_bytes_max: 16 << 20,
-            control_request_bytes_max: 1 << 20,
-            fetch_bytes_max: 8 << 20,
-            fetch_gather: Duration::from_millis(5),
+            segment_bytes: ByteSize::mib(64),
+            request_bytes_max: ByteSize::mib(16),
+            buffer_bytes_max: ByteSize::mib(48),
+            control_buffer_bytes_max: ByteSize::mib(32),
             requests_in_flight_max: 128,
-            buffer_bytes_max: 48 << 20,
-            control_buffer_bytes_max: 32 << 20,
-            idle_timeout: Duration::from_secs(600),
-            stall_timeout: Duration::from_secs(60),
-            retention_interval: Duration::from_secs(10),
-            group_initial_delay: Duration::from_millis(100),
+            partitions_max: 4_000,
             groups_max: 1_000,
-            stored_groups_max: 10_000,
             group_members_max: 500,
-            group_bytes_max: 32 << 20,
-            producers_max: 1_000,
-            logins: None,
-            own_logins: None,
-            login_timeout: Duration::from_secs(10),
-            shutdown_timeout: Duration::from_secs(5),
-            low_on_disk: Arc::default(),
+            group_bytes_max: ByteSize::mib(32),
+            stored_groups_max: 10_000,
+            connections_max: 1_000,
+            connections_per_address_max: None,
+            idle_timeout: Duration::from_secs(600),
+            requests_disk_bytes_max: ByteSize::gib(8),
+            recoveries_disk_bytes_max: ByteSize::mib(256),
+        }
+    }
+}
+
+impl BrokerConfig {
+    /// `connections_per_address_max`, or its default.
+    #[must_use]
+    pub fn connections_per_address_max(&self) -> usize {
+        self.connections_per_address_max
+            .unwrap_or_else(|| share_of_one_address(self.connections_max))
+    }
+
+    /// The host and port of `advertised`. Also `None` if it is not `host:port`, which a checked
+    /// configuration rules out.
+    #[must_use]
+    pub fn advertised_host_and_port(&self) -> Option<(String, u16)> {
+        let (host, port) = self.advertised.as_ref()?.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        Some((host.to_owned(), port.parse().ok()?))
+    }
+    /// Checks the section.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (key, count, range) in [
+            (
+                "broker.connectionsMax",
+                self.connections_max,
+                1..=CONNECTIONS_MAX,
+            ),
+            (
+                "broker.connectionsPerAddressMax",
+                self.connections_per_address_max(),
+                1..=CONNECTIONS_MAX,
+            ),
+            (
+                "broker.requestsInFlightMax",
+                self.requests_in_flight_max,
+                REQUESTS_IN_FLIGHT,
+            ),
+            ("broker.partitionsMax", self.partitions_max, 1..=COUNT_MAX),
+            ("broker.groupsMax", self.groups_max, GROUPS),
+            ("broker.groupMembersMax", self.group_members_max, GROUPS),
+            ("broker.storedGroupsMax", self.stored_groups_max, GROUPS),
+        ] {
+            check_range(key, count, range)?;
+        }
+        check_range_because(
+            "broker.idleTimeout",
+            self.idle_timeout,
+            IDLE_TIMEOUT_MIN..,
+            "Waybill's own clients may be silent for up to 10s",
+        )?;
+        check_host_and_port("broker.advertised", &self.advertised)?;
+        check_range("broker.segmentBytes", self.segment_bytes, SEGMENT_BYTES)
+    }
+
+    /// Checks that the memory suffices for the requests that the broker accepts. Only a broker that runs needs it.
+    ///
+    /// # Errors
+    ///
+    /// If a memory is too small.
+    pub fn validate_memory(&self) -> Result<(), ConfigError> {
+        let settings = self.settings(PathBuf::new());
+        let buffers_min = ByteSize::bytes(settings.buffer_bytes_min() as u64);
+        require(
+            self.buffer_bytes_max >= buffers_min,
+            "broker.bufferBytesMax",
+            format!(
+                "is {}, and must be at least {buffers_min}: twice broker.requestBytesMax ({}), or twice the {} that an \
+                 answer to a fetch takes",
+                self.buffer_bytes_max,
+                self.request_bytes_max,
+                ByteSize::bytes(settings.fetch_bytes_max as u64)
+            ),
+        )?;
+        let control_min = ByteSize::bytes(settings.control_buffer_bytes_min() as u64);
+        require(
+            self.control_buffer_bytes_max >= control_min,
+            "broker.controlBufferBytesMax",
+            format!(
+                "is {}, and must be at least {control_min}, which the largest request other than a produce request and \
+                 its answer take",
+                self.control_buffer_bytes_max
+            ),
+        )?;
+        require(
+            self.group_bytes_max >= ByteSize::mib(1),
+            "broker.groupBytesMax",
+            "must be at least 1MiB",
+        )
+    }
+
+    /// The settings of a broker with this section, in `data_dir`.
+    #[must_use]
+    pub fn settings(&self, data_dir: impl Into<PathBuf>) -> BrokerSettings {
+        let defaults = BrokerSettings::new(data_dir);
+        BrokerSettings {
+            listen: self.listen,
+            advertised: self.advertised_host_and_port(),
+            topic_defaults: TopicConfig {
+                segment_bytes: self.segment_bytes.as_u64(),
+                ..defaults.topic_defaults.clone()
+            },
+            partitions_max: self.partitions_max,
+            connections_max: self.connections_max,
+            connections_per_address_max: self.connections_per_address_max(),
+            request_bytes_max: self.request_bytes_max.as_usize(),
+            requests_in_flight_max: self.requests_in_flight_max,
+            buffer_bytes_max: self.buffer_bytes_max.as_usize(),
+            control_buffer_bytes_max: self.control_buffer_bytes_max.as_usize(),
+            idle_timeout: self.idle_timeout,
+            groups_max: self.groups_max,
+            stored_groups_max: self.stored_groups_max,
+            group_members_max: self.group_members_max,
+            group_bytes_max: self.group_bytes_max.as_usize(),
+            ..defaults
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut BrokerConfig);
+        let cases: [(&str, Change); 17] = [
+            ("broker.advertised", |c| {
+                c.advertised = Some("broker".to_owned())
+            }),
+            ("broker.idleTimeout", |c| c.idle_timeout = Duration::ZERO),
+            ("broker.idleTimeout", |c| {
+                c.idle_timeout = Duration::from_secs(9)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.buffer_bytes_max = ByteSize::mib(31)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.request_bytes_max = ByteSize::mib(65)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.request_bytes_max = ByteSize::mib(2);
+                c.buffer_bytes_max = ByteSize::mib(15);
+            }),
+            ("broker.controlBufferBytesMax", |c| {
+                c.control_buffer_bytes_max = ByteSize::mib(8)
+            }),
+            ("broker.groupBytesMax", |c| {
+                c.group_bytes_max = ByteSize::kib(1_023)
+            }),
+            ("broker.partitionsMax", |c| c.partitions_max = 0),
+            ("broker.requestsInFlightMax", |c| {
+                c.requests_in_flight_max = 4
+            }),
+            ("broker.connectionsMax", |c| c.connections_max = 0),
+            ("broker.connectionsPerAddressMax", |c| {
+                c.connections_per_address_max = Some(0)
+            }),
+            ("broker.groupsMax", |c| c.groups_max = 0),
+            ("broker.groupMembersMax", |c| c.group_members_max = 9),
+            ("broker.storedGroupsMax", |c| c.stored_groups_max = 0),
+            ("broker.segmentBytes", |c| {
+                c.segment_bytes = ByteSize::kib(63)
+            }),
+            ("broker.segmentBytes", |c| {
+                c.segment_bytes = ByteSize::gib(2)
+            }),
+        ];
+        let check = |config: &BrokerConfig| {
+            config
+                .validate()
+                .and_then(|()| config.validate_memory())
+                .map_err(|error| error.to_string())
+        };
+        check(&BrokerConfig::default()).unwrap();
+        for (key, change) in cases {
+            let mut config = BrokerConfig::default();
+            change(&mut config);
+            let error = check(&config).expect_err(key);
+            assert!(error.starts_with(key), "{key}: {error}");
         }
     }
 
-    /// The least `buffer_bytes_max`: while one of the largest requests or answers is in memory, others need not wait.
-    #[must_use]
-    pub fn buffer_bytes_min(&self) -> usize {
-        2 * self.request_bytes_max.max(self.fetch_bytes_max)
+    #[test]
+    fn a_memory_of_buffers_that_is_too_small_is_refused_with_what_needs_it() {
+        let mut config = BrokerConfig {
+            request_bytes_max: ByteSize::mib(100),
+            ..BrokerConfig::default()
+        };
+        let error = config.validate_memory().unwrap_err().to_string();
+        let expected = "broker.bufferBytesMax is 48MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
+        assert!(error.starts_with(expected), "{error}");
+        config.buffer_bytes_max = ByteSize::mib(200);
+        config.validate_memory().unwrap();
     }
 
-    /// The least `control_buffer_bytes_max`: while requests wait for the memory of their answers and hold no more than half, the
-    /// largest one can have its own.
-    #[must_use]
-    pub fn control_buffer_bytes_min(&self) -> usize {
-        2 * self.control_request_bytes_max * CONTROL_GROWTH
+    #[test]
+    fn a_broker_has_the_same_defaults_as_its_section() {
+        let [section, broker] = [
+            BrokerConfig::default().settings("data"),
+            BrokerSettings::new("data"),
+        ];
+        assert_eq!(format!("{section:?}"), format!("{broker:?}"));
     }
 }

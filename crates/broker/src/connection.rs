@@ -25,9 +25,9 @@ use waybill_connections::{ConnectionSlot, Permit, Reservation, SMALL_BUFFER_BYTE
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
-use crate::config::CONTROL_GROWTH;
 use crate::frame::{Frame, Pending};
 use crate::server::{Ends, Server};
+use crate::settings::CONTROL_GROWTH;
 use crate::stats::add;
 use waybill_wire::{self as wire, Malformed};
 

@@ -1,7 +1,7 @@
 //! An embedded, single-node broker that speaks the Kafka protocol over TCP.
 //!
 //! **Purpose:** development, tests and one machine. It has no replication, no transactions and no
-//! encryption: bind it to addresses that you trust. It requires a login if [`BrokerConfig::logins`]
+//! encryption: bind it to addresses that you trust. It requires a login if [`BrokerSettings::logins`]
 //! is set. Beyond one machine, Apache Kafka replaces it by configuration alone, because everything
 //! that talks to it uses an ordinary Kafka client (librdkafka, kcat, the Java client).
 //!
@@ -25,7 +25,7 @@
 //! * **Nothing is polled.** A waiting fetch is woken by the append itself.
 //! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
 //!   connection that sent them; frame sizes, connections, requests per connection and the bytes
-//!   in flight are limited by [`BrokerConfig`].
+//!   in flight are limited by [`BrokerSettings`].
 //! * **Every client can read what it accepts.** It decompresses batches within the bound of their
 //!   topic, keeps them uncompressed, and counts the records of each.
 //! * **With logins, every request is checked**: before its login a connection can do nothing, and
@@ -34,7 +34,7 @@
 //! Deliberately absent: looking into the records of a batch beyond their number, fetch sessions, log compaction, quotas,
 //! the consumer group protocol of KIP-848, message formats older than version 2.
 //!
-//! On disk, below [`BrokerConfig::data_dir`]: `lock` (one process owns the directory), `meta/`
+//! On disk, below [`BrokerSettings::data_dir`]: `lock` (one process owns the directory), `meta/`
 //! (topics, producer id blocks, log starts and group offsets in an embedded key-value store) and
 //! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment, and `synced-0` and
 //! `synced-1` (how far each log is known to be synced).
@@ -52,6 +52,7 @@ mod meta;
 mod repair;
 mod retention;
 mod server;
+mod settings;
 mod stats;
 mod topic_config;
 mod topics;
@@ -62,6 +63,7 @@ pub use broker::{Broker, BrokerFailure, StartError, log_ends};
 pub use config::BrokerConfig;
 pub use log::{Damage, DamagedBatch};
 pub use repair::{LogRepair, RepairError, repair_logs};
+pub use settings::BrokerSettings;
 pub use stats::{BatchRefusal, Stats};
 pub use topic_config::{TopicConfig, TopicConfigError};
 

@@ -8,7 +8,7 @@ use kafka_protocol::protocol::StrBytes;
 use tokio_util::sync::CancellationToken;
 use waybill_connections::Buffers;
 
-use crate::BrokerConfig;
+use crate::BrokerSettings;
 use crate::access::Logins;
 use crate::group::Coordinator;
 use crate::meta::Meta;
@@ -20,7 +20,7 @@ pub(crate) const NODE: BrokerId = BrokerId(1);
 
 /// The broker's parts, as its connections use them.
 pub(crate) struct Server {
-    pub(crate) config: BrokerConfig,
+    pub(crate) config: BrokerSettings,
     /// The address of the listener for clients of this process, once it exists.
     pub(crate) own_address: OnceLock<SocketAddr>,
     pub(crate) cluster_id: StrBytes,

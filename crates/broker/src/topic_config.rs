@@ -27,7 +27,7 @@ pub struct TopicConfig {
     /// nothing. Space is freed by `DeleteRecords` and by retention. `None` (-1) sets no bound.
     pub disk_bytes_max: Option<u64>,
     /// `waybill.disk.low.refuse`, a setting of this broker's own: whether produce requests are refused with
-    /// `POLICY_VIOLATION` while the disk is low ([`crate::BrokerConfig::low_on_disk`]).
+    /// `POLICY_VIOLATION` while the disk is low ([`crate::BrokerSettings::low_on_disk`]).
     pub refuse_on_low_disk: bool,
 }
 

@@ -11,6 +11,7 @@
 //! Deliberately absent: the keys themselves. A [`Configuration`] is a struct of the crate that uses
 //! it.
 
+pub mod checks;
 mod environment;
 mod error;
 mod file;

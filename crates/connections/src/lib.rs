@@ -42,6 +42,12 @@ pub use self::requests::{RequestGuard, RequestLimits};
 pub use self::slot::{ConnectionSlot, WriteMonitor};
 use self::sources::{Sources, source_of};
 
+/// The share of one address in a limit, three quarters: it cannot take everything.
+#[must_use]
+pub const fn share_of_one_address(max: usize) -> usize {
+    max - max / 4
+}
+
 /// How many connections there may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {

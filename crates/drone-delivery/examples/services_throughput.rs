@@ -17,7 +17,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use uuid::Uuid;
-use waybill_drone_delivery::services::{Services, ServicesConfig};
+use waybill_drone_delivery::services::{Services, ServicesSettings};
 
 const SERVICE_THREADS: &str = "services";
 const CLIENTS: usize = 64;
@@ -34,7 +34,7 @@ const BODY: &[u8] =
 fn main() -> Result<(), Box<dyn Error>> {
     let seconds = std::env::args().nth(1).map_or(Ok(5), |text| text.parse())?;
     let directory = tempfile::tempdir()?;
-    let config = ServicesConfig::new(([127, 0, 0, 1], 0).into(), directory.path().to_owned());
+    let config = ServicesSettings::new(([127, 0, 0, 1], 0).into(), directory.path().to_owned());
     for http2 in [false, true] {
         let servers = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)

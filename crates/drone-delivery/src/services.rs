@@ -40,6 +40,7 @@
 mod answer;
 mod api;
 mod caller;
+mod config;
 mod control;
 mod faults;
 mod key;
@@ -60,6 +61,7 @@ use waybill_connections::Connections;
 use waybill_http::{Server, Tls};
 
 pub use caller::{Answered, CallError, Caller, Request, Unanswered};
+pub use config::ServicesConfig;
 pub use control::PAGE_OPERATIONS_MAX;
 pub use faults::{DELAY_MS_MAX, Faults, FaultsByService};
 pub use ledger::{Action, Entry, LedgerError, SLOTS_MAX, StepCounts, Summary};
@@ -124,9 +126,9 @@ impl Service {
     }
 }
 
-/// The configuration of the services.
+/// The settings of the services.
 #[derive(Clone, Debug)]
-pub struct ServicesConfig {
+pub struct ServicesSettings {
     /// The listen address; port 0 picks a free one.
     pub listen: SocketAddr,
     /// The maximum number of connections. A further one replaces the longest idle one, or waits if
@@ -145,7 +147,7 @@ pub struct ServicesConfig {
     pub faults: FaultsByService,
 }
 
-impl ServicesConfig {
+impl ServicesSettings {
     /// Services without faults. Owners with the prefix `suspended-` are suspended, and locations
     /// that contain `remote` need third-party transport.
     #[must_use]
@@ -216,12 +218,12 @@ impl Services {
     /// If the address is in use, the ledger cannot be read or belongs to another process, or the
     /// configured faults are out of range.
     pub fn start(
-        config: ServicesConfig,
+        config: ServicesSettings,
     ) -> Pin<Box<dyn Future<Output = Result<Self, StartError>> + Send>> {
         Box::pin(Self::started(config))
     }
 
-    async fn started(config: ServicesConfig) -> Result<Self, StartError> {
+    async fn started(config: ServicesSettings) -> Result<Self, StartError> {
         let faults = FaultBoard::new(config.faults)?;
         let data_dir = config.data_dir;
         let ledger = tokio::task::spawn_blocking(move || Ledger::open(&data_dir))

@@ -8,7 +8,7 @@ use waybill_agent::Handler;
 use waybill_agent::http::AgentsFile;
 use waybill_agent::testing::{StepRequestBuilder, attempt};
 use waybill_drone_delivery::request::validate;
-use waybill_drone_delivery::services::{Services, ServicesConfig, StepCounts, Summary};
+use waybill_drone_delivery::services::{Services, ServicesSettings, StepCounts, Summary};
 use waybill_drone_delivery::{AGENTS_YAML, WORKFLOW_YAML};
 use waybill_engine::{OperationId, Outcome, Outputs, Workflow, WorkflowDefinition};
 
@@ -39,7 +39,7 @@ struct Site {
 impl Site {
     async fn start() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let config = ServicesConfig::new(([127, 0, 0, 1], 0).into(), directory.path().to_owned());
+        let config = ServicesSettings::new(([127, 0, 0, 1], 0).into(), directory.path().to_owned());
         let services = Services::start(config).await.expect("the services start");
         let agents = agents(&format!("http://{}", services.address()));
         Self {

@@ -16,6 +16,7 @@ mod body;
 mod gate;
 mod hosts;
 pub mod json;
+pub mod limits;
 pub mod media_type;
 mod meter;
 pub mod payload;

@@ -20,7 +20,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use waybill_connections::{ConnectionSlot, Connections, Full, Limits, RequestGuard, RequestLimits};
+use waybill_connections::{
+    ConnectionSlot, Connections, Full, Limits, RequestGuard, RequestLimits, share_of_one_address,
+};
 
 use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
@@ -148,7 +150,7 @@ impl<S: Service> Server<S> {
                 requests: Some(RequestLimits {
                     each: REQUESTS_EACH,
                     shared: limits.requests_shared_max,
-                    shared_per_address: limits.requests_shared_max - limits.requests_shared_max / 4,
+                    shared_per_address: share_of_one_address(limits.requests_shared_max),
                 }),
             },
         );

@@ -25,10 +25,10 @@ use waybill_http::payload::{Parts, too_large};
 use waybill_http::problem::{Kind, Problem};
 
 use self::lines::{Line, Lines};
-use super::config::batch_bytes;
 use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
 use super::measure::Measures;
 use super::route::{OPERATIONS, location};
+use super::settings::batch_bytes;
 use super::tenant_semaphore::RevocablePermit;
 use super::token::StatusToken;
 use super::view::BatchLine;

@@ -1,178 +1,197 @@
-//! The settings and limits of ingestion.
+//! The `http` section of the configuration.
+
+mod tenants;
+mod validate;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use waybill_alerts::ContactRules;
-use waybill_api::tenant_limits::TenantRates;
-use waybill_http::json::DEPTH_LIMIT_MAX;
-use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, REQUESTS_PER_CONNECTION_MAX, ServerLimits};
+use waybill_config::{ByteSize, units};
+use waybill_connections::share_of_one_address;
+use waybill_http::TlsConfig;
 
-/// The settings of ingestion. They bound every queue, and everything that a client can make grow.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct IngestionConfig {
-    /// The address to listen on; port 0 picks a free one.
+use crate::settings::IngestionSettings;
+
+pub use tenants::{TenantLimit, TenantLimitsConfig};
+
+/// The `http` section: ingestion.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct HttpConfig {
+    /// The address of the API; port 0 picks a free one.
+    #[schemars(with = "units::ListenAddress")]
     pub listen: SocketAddr,
+    /// The certificate of the listener.
+    pub tls: TlsConfig,
+    /// The host names that the listener answers for without authentication, in addition to IP
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
+    /// by its own name.
+    pub hosts: Vec<String>,
     /// The largest body of a single request.
-    pub request_bytes_max: usize,
+    pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
-    pub batch_line_bytes_max: usize,
-    /// How many lines of one batch may wait for the broker at once.
+    pub batch_line_bytes_max: ByteSize,
+    /// How many lines of one batch may wait for the broker at once; further ones are not read.
     pub batch_lines_max: usize,
-    /// The largest head of a request.
-    pub header_bytes_max: usize,
+    /// The largest head of a request: request line and headers.
+    pub header_bytes_max: ByteSize,
     /// The most header fields of a request.
     pub headers_max: usize,
-    /// The deepest nesting of JSON; at most 100.
+    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
+    /// the limit is answered 503.
+    pub body_bytes_max: ByteSize,
+    /// The deepest nesting of a body.
     pub json_depth_max: usize,
     /// The limit on open connections. A new one replaces the one that has been idle for longest, or
     /// waits if none is idle.
     pub connections_max: usize,
-    /// The limit on open connections from one address. A new one replaces the address's own that
-    /// has been idle for longest, or is closed if none is idle.
-    pub connections_per_address_max: usize,
-    /// Requests under way at once on all connections, beyond four that each connection may always
-    /// have.
+    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
+    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// `null` for three quarters of `connectionsMax`.
+    pub connections_per_address_max: Option<usize>,
+    /// Requests under way at once on all connections, beyond four that each may always have. One
+    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
+    /// `REFUSED_STREAM`.
     pub requests_max: usize,
-    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
-    /// the limit is answered 503.
-    pub body_bytes_max: usize,
-    /// How long a head may take to arrive.
+    /// How long a client may take to send a request's head.
+    #[serde(with = "units::DurationText")]
     pub header_read_timeout: Duration,
-    /// How long a client may pause within a body, or stop reading its answer.
+    /// How long a client may pause while it sends a body, or reads an answer.
+    #[serde(with = "units::DurationText")]
     pub body_read_timeout: Duration,
     /// How long the body of a single request, or a line of a batch, may take in total.
+    #[serde(with = "units::DurationText")]
     pub body_timeout: Duration,
-    /// How long a connection may stay idle.
+    /// How long a connection may be idle before it is closed; always at least a little longer than
+    /// `acceptTimeout`.
+    #[serde(with = "units::DurationText")]
     pub idle_timeout: Duration,
-    /// How long a request waits for the broker's acknowledgement.
+    /// How long a request waits for the broker's acknowledgement before it is answered 504.
+    #[serde(with = "units::DurationText")]
     pub accept_timeout: Duration,
+    /// How long a stop waits for requests under way to be answered.
+    #[serde(with = "units::DurationText")]
+    pub drain_timeout: Duration,
     /// Requests that may wait for the broker at once; further ones are answered 503.
     pub producer_queue_records_max: usize,
     /// The total size of those requests.
-    pub producer_queue_bytes_max: usize,
-    /// How many accepted requests are remembered until the scheduler has read them.
+    pub producer_queue_bytes_max: ByteSize,
+    /// Accepted requests that are remembered, so that a concurrent repeat is recognised before the
+    /// scheduler has read the first one.
     pub recent_accepted_max: usize,
-    /// How many status requests may wait for a pending request to be read from the topic; further
-    /// ones are answered without it.
+    /// Status requests that may wait for a pending request to be read from the topic; further ones
+    /// are answered without it.
     pub pending_reads_max: usize,
     /// The longest such wait.
+    #[serde(with = "units::DurationText")]
     pub pending_read_timeout: Duration,
-    /// The prefixes that the name of a `replyTo` topic may have; an empty list allows no `replyTo`.
+    /// The prefixes that the name of a caller's `replyTo` topic may have; an empty list allows no
+    /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
-    /// Which contacts a request may name to be notified of its operation.
-    pub contacts: ContactRules,
-    /// Streams of an operation's events at once; further ones are answered 503.
+    /// Streams of an operation's events at once; further ones are answered 503. Less than
+    /// `connectionsMax` and `requestsMax`.
     pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait, at once; further ones are answered 503.
+    /// Lists of operations that may be read, or wait, at once; further ones are answered 503. 0
+    /// allows none.
     pub lists_max: usize,
-    /// The rate limits of each tenant.
-    pub tenant_rates: TenantRates,
-    /// Whether high-priority requests have their own topic.
-    pub has_high_priority_topic: bool,
-    /// How long requests under way may take to finish at shutdown.
-    pub drain_timeout: Duration,
+    /// The rate limits of each tenant at this process.
+    pub tenant_limits: TenantLimitsConfig,
+    /// Whether high-priority requests have their own topic and start first.
+    pub high_priority_topic: bool,
 }
 
-impl Default for IngestionConfig {
+impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            request_bytes_max: 64 * 1024,
-            batch_line_bytes_max: 64 * 1024,
+            tls: TlsConfig::default(),
+            hosts: Vec::new(),
+            request_bytes_max: ByteSize::kib(64),
+            batch_line_bytes_max: ByteSize::kib(64),
             batch_lines_max: 1_000,
-            header_bytes_max: 16 * 1024,
+            header_bytes_max: ByteSize::kib(16),
             headers_max: 64,
+            body_bytes_max: ByteSize::mib(64),
             json_depth_max: 32,
             connections_max: 1_000,
-            connections_per_address_max: 750,
+            connections_per_address_max: None,
             requests_max: 4_096,
-            body_bytes_max: 64 * 1024 * 1024,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(75),
             accept_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(5),
             producer_queue_records_max: 100_000,
-            producer_queue_bytes_max: 64 * 1024 * 1024,
+            producer_queue_bytes_max: ByteSize::mib(64),
             recent_accepted_max: 100_000,
             pending_reads_max: 16,
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
-            contacts: ContactRules::default(),
             event_streams_max: 500,
             lists_max: 16,
-            tenant_rates: TenantRates::default(),
-            has_high_priority_topic: true,
-            drain_timeout: Duration::from_secs(5),
+            tenant_limits: TenantLimitsConfig::default(),
+            high_priority_topic: true,
         }
     }
 }
 
-/// The share of `body_bytes_max` that every body takes in addition to its bytes: the request
-/// itself.
-pub(super) const REQUEST_BYTES: usize = 4 * 1024;
-
-/// How many bytes the answers of a batch may hold in memory at once: answers that wait for earlier
-/// ones, and answers that the client has not read, here and in its connection.
-const BATCH_ANSWERS_BYTES: usize = 256 * 1024;
-
-/// How many bytes the lines of a batch and their answers may hold in memory at once. An arriving
-/// part may exceed it by at most its own size.
-pub(super) fn batch_bytes(line_bytes_max: usize) -> usize {
-    let lines = line_bytes_max.saturating_mul(4).max(256 * 1024);
-    lines.saturating_add(BATCH_ANSWERS_BYTES)
-}
-
-impl IngestionConfig {
-    /// The highest possible `headers_max`.
-    pub const HEADERS_LIMIT_MAX: usize = HEADERS_LIMIT_MAX;
-
-    /// The lowest `body_bytes_max` with which the largest request, and a batch, can be received.
+impl HttpConfig {
+    /// `connections_per_address_max`, or its default.
     #[must_use]
-    pub fn body_bytes_min(request_bytes_max: usize, batch_line_bytes_max: usize) -> usize {
-        request_bytes_max
-            .max(batch_bytes(batch_line_bytes_max))
-            .saturating_add(REQUEST_BYTES)
+    pub fn connections_per_address_max(&self) -> usize {
+        self.connections_per_address_max
+            .unwrap_or_else(|| share_of_one_address(self.connections_max))
     }
 
-    /// How much later the connection's time-outs are than the service's own, so that the service
-    /// can still answer.
-    const CONNECTION_GRACE: Duration = Duration::from_secs(1);
-
-    /// The limits of all connections.
-    pub(super) fn server_limits(&self) -> ServerLimits {
-        ServerLimits {
-            connections_max: self.connections_max.max(1),
-            connections_per_address_max: self.connections_per_address_max.max(1),
-            requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
-            requests_shared_max: self.requests_max,
-            gate: self.gate_limits(),
-        }
-    }
-
-    /// The limits of a connection.
-    fn gate_limits(&self) -> GateLimits {
-        GateLimits {
-            head_bytes_max: self.header_bytes_max,
+    /// The settings of ingestion in this process.
+    #[must_use]
+    pub fn settings(&self, contacts: ContactRules) -> IngestionSettings {
+        IngestionSettings {
+            listen: self.listen,
+            request_bytes_max: self.request_bytes_max.as_usize(),
+            batch_line_bytes_max: self.batch_line_bytes_max.as_usize(),
+            batch_lines_max: self.batch_lines_max,
+            header_bytes_max: self.header_bytes_max.as_usize(),
             headers_max: self.headers_max,
-            head_timeout: self.header_read_timeout,
-            stall_timeout: self.body_read_timeout + Self::CONNECTION_GRACE,
-            idle_timeout: self
-                .idle_timeout
-                .max(self.accept_timeout + Self::CONNECTION_GRACE),
+            body_bytes_max: self.body_bytes_max.as_usize(),
+            json_depth_max: self.json_depth_max,
+            connections_max: self.connections_max,
+            connections_per_address_max: self.connections_per_address_max(),
+            requests_max: self.requests_max,
+            header_read_timeout: self.header_read_timeout,
+            body_read_timeout: self.body_read_timeout,
+            body_timeout: self.body_timeout,
+            idle_timeout: self.idle_timeout,
+            accept_timeout: self.accept_timeout,
+            producer_queue_records_max: self.producer_queue_records_max,
+            producer_queue_bytes_max: self.producer_queue_bytes_max.as_usize(),
+            recent_accepted_max: self.recent_accepted_max,
+            pending_reads_max: self.pending_reads_max,
+            pending_read_timeout: self.pending_read_timeout,
+            reply_to_prefixes: self.reply_to_prefixes.clone(),
+            contacts,
+            event_streams_max: self.event_streams_max,
+            lists_max: self.lists_max,
+            tenant_rates: self.tenant_limits.rates(),
+            has_high_priority_topic: self.high_priority_topic,
+            drain_timeout: self.drain_timeout,
         }
     }
+}
 
-    /// The longest silence of an event stream, so that the client, and any proxy between, sees in
-    /// time that the connection is alive.
-    pub(super) fn heartbeat(&self) -> Duration {
-        const LONGEST: Duration = Duration::from_secs(15);
-        LONGEST.min(self.gate_limits().idle_timeout / 2)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// The deepest nesting of JSON, below the limit of the parser.
-    pub(super) fn depth_max(&self) -> usize {
-        self.json_depth_max.min(DEPTH_LIMIT_MAX)
+    #[test]
+    fn the_settings_have_the_same_defaults_as_the_section() {
+        assert_eq!(
+            HttpConfig::default().settings(ContactRules::default()),
+            IngestionSettings::default()
+        );
     }
 }

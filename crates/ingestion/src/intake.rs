@@ -30,13 +30,13 @@ use waybill_telemetry::health::LowDisk;
 use waybill_telemetry::trace::OpenSpan;
 use waybill_topology::partition_map::PartitionMap;
 
-use super::config::IngestionConfig;
 use super::dedup_cache::{Accepted, Claim, Claimed, DedupCache, Settled};
 use super::flow::Flow;
 use super::logs::Logs;
 use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
 use super::reply_topics::ReplyTopics;
 use super::request_lookup::RequestLookup;
+use super::settings::IngestionSettings;
 use super::spans;
 use super::store_reads::StoreReads;
 use super::tenant_semaphore::{Permit, TenantSemaphore};
@@ -78,7 +78,7 @@ const ACKNOWLEDGE_GRACE: Duration = Duration::from_secs(2);
 impl Intake {
     /// An intake that produces through `kafka`.
     pub fn new(
-        config: &IngestionConfig,
+        config: &IngestionSettings,
         reads: Arc<StoreReads>,
         kafka: KafkaSettings,
         topics: Topics,
@@ -370,7 +370,7 @@ struct Queue {
 }
 
 impl Queue {
-    fn new(config: &IngestionConfig) -> Self {
+    fn new(config: &IngestionSettings) -> Self {
         let bytes_max = config.producer_queue_bytes_max;
         Self {
             room: TenantSemaphore::new(bytes_max, QUEUE_BYTES.of([]), &QUEUE_BYTES_MAX.of([])),

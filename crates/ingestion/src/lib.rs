@@ -31,6 +31,7 @@ mod reply_topics;
 mod request_lookup;
 mod route;
 mod service;
+mod settings;
 mod spans;
 mod status;
 mod store_reads;
@@ -62,8 +63,9 @@ use waybill_store::Store;
 use waybill_telemetry::health::LowDisk;
 use waybill_topology::partition_map::PartitionMap;
 
-pub use config::IngestionConfig;
+pub use config::{HttpConfig, TenantLimit, TenantLimitsConfig};
 pub use measure::METRICS;
+pub use settings::IngestionSettings;
 
 use self::batch::BatchLimits;
 use self::docs::Docs;
@@ -129,7 +131,7 @@ impl Ingestion {
     ///
     /// If the address cannot be listened on, or the Kafka client cannot be created.
     pub fn start(
-        config: IngestionConfig,
+        config: IngestionSettings,
         store: Arc<dyn Store>,
         kafka: KafkaSettings,
         topics: Topics,
@@ -150,7 +152,7 @@ impl Ingestion {
     }
 
     async fn started(
-        config: IngestionConfig,
+        config: IngestionSettings,
         store: Arc<dyn Store>,
         kafka: KafkaSettings,
         topics: Topics,

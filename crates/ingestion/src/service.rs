@@ -35,11 +35,11 @@ use waybill_http::{ArrivingBody, Hosts, Refusal, RequestBody, Service};
 
 use self::reply::{page, problem, redirect, whole};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
-use super::config::REQUEST_BYTES;
 use super::docs::Docs;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::route::{DELIVERIES, DOCS, OPERATIONS, Route, location};
+use super::settings::REQUEST_BYTES;
 use super::spans;
 use super::status::{self, Query};
 use super::tenant_semaphore::{MeasuredBody, Permit, RevocablePermit, TenantSemaphore};

@@ -26,6 +26,7 @@
 //! which waits until the partition has stopped or begun to start.
 
 mod backup;
+mod config;
 mod guard;
 mod log;
 mod partitions;
@@ -66,10 +67,10 @@ use waybill_topology::shards::show::Shards;
 
 use self::guard::Denials;
 
+pub use config::AdminConfig;
 pub use guard::METRICS;
 
 use crate::backup::Backups;
-use crate::config::AdminConfig;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
 

@@ -1,17 +1,11 @@
-//! The configuration of the program: a section for each role.
+//! The configuration of the program: a section for each role, from the crate of that role.
 //!
 //! What must hold: `waybill.example.yaml` documents every key with its default.
 //!
-//! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
+//! Deliberately absent: the keys of a role and the checks of its section alone, which are in its crate; here are checks of
+//! several sections together. Also reloading: a changed configuration takes a restart, which loses nothing.
 
-mod identity;
-mod registry;
-mod scylla;
-mod sections;
-mod tenants;
-mod traces;
 mod validate;
-mod workflows;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,26 +13,27 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_agent::AgentsConfig;
 use waybill_alerts::AlertsConfig;
+use waybill_broker::BrokerConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
+use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
+use waybill_ingestion::HttpConfig;
 use waybill_kafka::KafkaSettings;
+use waybill_registry::RegistryConfig;
+use waybill_scheduler::SchedulerConfig;
+use waybill_store::StoreConfig;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
-pub use identity::{IdentityError, PartitionChoice, shards_of_this_process};
-pub use registry::{FramingChoice, RegistryConfig};
-pub use scylla::ScyllaConfig;
-pub use sections::{
-    AdminConfig, AgentTransport, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
-    SchedulerConfig, ServicesConfig, StorageConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
-};
-pub use tenants::{TenantLimit, TenantLimitsConfig};
-pub use traces::TracesConfig;
+use crate::admin::AdminConfig;
+use crate::disk::StorageConfig;
+use crate::telemetry::TelemetryConfig;
+use crate::workflows::WorkflowsConfig;
+
 pub use validate::check_topics;
-pub use waybill_http::TlsConfig;
-pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 
 /// The whole configuration.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -188,7 +183,7 @@ impl Config {
         }
     }
 
-    /// Reads the files that values come from, and checks the rules that span several keys. Call it
+    /// Reads the files that values come from, and checks the values, alone and together. Call it
     /// once, after the last layer.
     ///
     /// # Errors
@@ -202,14 +197,6 @@ impl Config {
         self.alerts.read_files(&mut files)?;
         self.secret_files = files;
         validate::check(&self)?;
-        let faults = self.services.faults.check();
-        faults.map_err(|error| {
-            ConfigError::invalid("services.faults", format!("is invalid: {error}"))
-        })?;
-        waybill_alerts::check(&self.alerts)?;
-        self.schema_registry.check()?;
-        self.auth.check()?;
-        self.telemetry.traces.check()?;
         Ok(self)
     }
 

@@ -13,6 +13,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use metrics::Gauge;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use waybill_config::{ByteSize, FreeMin};
 use waybill_store::EmbeddedStore;
@@ -47,6 +49,14 @@ const LOW: Metric<Gauge> = Metric::new(
 
 /// All metrics of the disk.
 pub const METRICS: &[&dyn Declared] = &[&FREE, &SIZE, &FREE_MIN, &LOW];
+
+/// The `storage` section: the disk that the embedded broker and store share.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct StorageConfig {
+    /// How much of the file system of `dataDir` must stay free: below it new requests are refused.
+    pub free_min: FreeMin,
+}
 
 /// The space of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

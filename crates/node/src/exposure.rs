@@ -9,11 +9,11 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use waybill_config::ConfigError;
-use waybill_http::Tls;
 use waybill_http::auth::Auth;
+use waybill_http::{Tls, TlsConfig};
 
 use crate::Role;
-use crate::config::{Config, TlsConfig};
+use crate::config::Config;
 
 /// A listener of a role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,6 +5,7 @@
 //! Log lines report changes. The work on single records appears only in spans, which are off by
 //! default.
 
+mod config;
 mod lines;
 mod log;
 mod rate_limit;
@@ -20,8 +21,8 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use tokio_util::sync::CancellationToken;
 use waybill_telemetry::{Declared, Metric, VERSION};
 
+pub use self::config::{LogFormat, TelemetryConfig, TracesConfig};
 pub use self::log::Log;
-use crate::config::TelemetryConfig;
 use crate::log_filter::LogFilterError;
 pub use waybill_telemetry::process::METRICS as PROCESS_METRICS;
 

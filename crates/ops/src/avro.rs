@@ -19,8 +19,7 @@ use serde::ser::{Error as _, SerializeMap as _};
 use serde::{Serialize, Serializer};
 use tokio::runtime::Runtime;
 use waybill_messages::{RECORD_SCHEMAS, SchemaId, VALUE_BYTES_MAX, WriterSchema};
-use waybill_node::config::RegistryConfig;
-use waybill_registry::{Registry, StoredSchema};
+use waybill_registry::{Registry, RegistryConfig, StoredSchema};
 use waybill_telemetry::chain;
 
 use crate::runtime::runtime;

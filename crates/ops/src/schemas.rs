@@ -7,7 +7,8 @@ use std::io::{self, Write as _};
 use clap::Subcommand;
 use waybill_config::ConfigError;
 use waybill_messages::Topics;
-use waybill_node::config::{Config, load_workflows};
+use waybill_node::config::Config;
+use waybill_node::workflows::load_workflows;
 use waybill_registry::Subject;
 
 use self::subjects::SubjectView;

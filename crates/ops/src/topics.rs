@@ -17,7 +17,8 @@ use futures_util::{StreamExt as _, stream};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
 use waybill_messages::Topics;
-use waybill_node::config::{Config, load_workflows};
+use waybill_node::config::Config;
+use waybill_node::workflows::load_workflows;
 use waybill_topology::shards::show::LayoutView;
 use waybill_topology::topics::{
     BrokerKind, Finding, Needed, audit, broker_kind, describe, explained, is_forbidden, needed,

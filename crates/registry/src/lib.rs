@@ -1,7 +1,7 @@
 //! The client of a schema registry that speaks the [Confluent REST API]: IDs for writers, schemas
 //! for readers.
 //!
-//! It has two parts. [`Registry`] sends one request at a time; [`schema_ids`] sends those that a
+//! It has two parts, and its section of the configuration, [`RegistryConfig`]. [`Registry`] sends one request at a time; [`schema_ids`] sends those that a
 //! writer needs before its first record. [`SchemaCache`] serves readers, which look up the schema
 //! of each foreign record: it answers immediately, and fetches missing schemas in the background.
 //!
@@ -24,10 +24,12 @@
 
 mod cache;
 mod client;
+mod config;
 mod subjects;
 
 pub use cache::SchemaCache;
 pub use client::{
     Compatibility, Login, Registry, RegistryError, RegistrySettings, SettingsError, StoredSchema,
 };
+pub use config::{FramingChoice, RegistryConfig};
 pub use subjects::{Subject, SubjectError, schema_ids, subjects};

@@ -14,6 +14,7 @@ mod admission;
 mod checkpoint_check;
 mod clock;
 mod commit;
+mod config;
 mod consumers;
 pub mod control;
 mod credit;
@@ -59,6 +60,7 @@ use waybill_telemetry::health::{Liveness, Readiness};
 use self::clock::Clock;
 use self::commit::Commits;
 
+pub use self::config::{IdentityError, PartitionChoice, SchedulerConfig};
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
 pub use self::own::Own;

@@ -31,6 +31,7 @@
 
 mod attention;
 mod codec;
+mod config;
 mod cql;
 mod damage;
 mod due;
@@ -52,6 +53,7 @@ use waybill_engine::Stamp;
 use waybill_engine::{OperationId, PartitionId};
 
 pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
+pub use config::{ScyllaConfig, StoreConfig};
 pub use cql::{
     CqlCertificate, CqlClock, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication,
     CqlReport, CqlServer, CqlStore, CqlTls,

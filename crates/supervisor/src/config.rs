@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::units;
+use waybill_config::checks::{NOT_ZERO, check_range_because, require};
+use waybill_config::{ConfigError, duration_to_text, units};
+use waybill_topology::lease::check_lease;
+
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+const AUDIT_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The `supervisor` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -39,6 +44,73 @@ impl Default for SupervisorConfig {
             audit_interval: Duration::from_secs(5 * 60),
             lease: Duration::from_secs(10),
             clock_skew: Duration::from_secs(2),
+        }
+    }
+}
+
+impl SupervisorConfig {
+    /// Checks the section.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid, alone or together with others of the section.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_range_because(
+            "supervisor.interval",
+            self.interval,
+            INTERVAL_MIN..,
+            "each pass reads the state store",
+        )?;
+        check_range_because(
+            "supervisor.auditInterval",
+            self.audit_interval,
+            AUDIT_INTERVAL_MIN..,
+            "each audit reads all live operations",
+        )?;
+        check_lease("supervisor.lease", self.lease)?;
+        require(
+            self.interval < self.lease,
+            "supervisor.interval",
+            format!(
+                "is {}, and must be less than supervisor.lease ({})",
+                duration_to_text(self.interval),
+                duration_to_text(self.lease)
+            ),
+        )?;
+        require(
+            self.recoveries_per_second_max > 0,
+            "supervisor.recoveriesPerSecondMax",
+            NOT_ZERO,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut SupervisorConfig);
+        let cases: [(&str, Change); 5] = [
+            ("supervisor.lease", |c| c.lease = Duration::from_millis(999)),
+            ("supervisor.interval", |c| {
+                c.interval = Duration::from_millis(9)
+            }),
+            ("supervisor.interval", |c| c.interval = c.lease),
+            ("supervisor.auditInterval", |c| {
+                c.audit_interval = Duration::from_millis(999)
+            }),
+            ("supervisor.recoveriesPerSecondMax", |c| {
+                c.recoveries_per_second_max = 0
+            }),
+        ];
+        SupervisorConfig::default().validate().unwrap();
+        for (key, change) in cases {
+            let mut config = SupervisorConfig::default();
+            change(&mut config);
+            let error = config.validate().expect_err(key).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
         }
     }
 }

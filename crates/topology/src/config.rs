@@ -8,8 +8,20 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
-use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize, units};
+use waybill_config::checks::{
+    NOT_ZERO, check_host_and_port, check_range, check_range_because, require,
+};
+use waybill_config::{
+    ConfigError, REDACTED, Secret, SecretFiles, duration_to_text, secret_to_serialize, units,
+};
 use waybill_kafka::{ClientError, KafkaSettings};
+
+use crate::topics::RETENTION_MS_MIN;
+
+/// Partitions of a topic: more are a typing error.
+const STEP_PARTITIONS_MAX: u32 = 1_000_000;
+const STEPS_RETENTION_MIN: Duration = Duration::from_secs(10 * 60);
+const RESULTS_RETENTION_MIN: Duration = Duration::from_secs(60 * 60);
 
 /// The `kafka` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -108,6 +120,69 @@ impl KafkaConfig {
         self.properties.0.extend(login);
     }
 
+    /// Checks the section, apart from `properties`, which [`Self::read_property_files`] checks.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid, alone or together with others of the section.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_range(
+            "kafka.stepPartitions",
+            self.step_partitions,
+            1..=STEP_PARTITIONS_MAX,
+        )?;
+        let reason = "records could be deleted before they are read";
+        check_range_because(
+            "kafka.stepsRetention",
+            self.steps_retention,
+            STEPS_RETENTION_MIN..,
+            reason,
+        )?;
+        check_range_because(
+            "kafka.resultsRetention",
+            self.results_retention,
+            RESULTS_RETENTION_MIN..,
+            reason,
+        )?;
+        require(
+            self.brokers
+                .as_ref()
+                .is_none_or(|brokers| !brokers.is_empty()),
+            "kafka.brokers",
+            "must name a broker, or be null for the embedded one",
+        )?;
+        check_host_and_port("kafka.brokers", self.brokers.iter().flatten())?;
+        require(
+            is_topic_name(&self.topic_prefix),
+            "kafka.topicPrefix",
+            format!(
+                "is {:?}, and must have 1 to 100 characters, only a-z, A-Z, 0-9, '.', '_' and '-'",
+                self.topic_prefix
+            ),
+        )?;
+        require(
+            self.replication_factor >= 1,
+            "kafka.replicationFactor",
+            NOT_ZERO,
+        )?;
+        require(
+            self.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
+            "kafka.requestsRetention",
+            "must be at least 1h",
+        )?;
+        let refreshed_after = self.clients().metadata_refresh();
+        require(
+            refreshed_after.is_none_or(|after| self.repartition_settle > after),
+            "kafka.repartitionSettle",
+            format!(
+                "is {}, and must be more than the {} after which clients refresh the number of partitions \
+                 (topic.metadata.refresh.interval.ms of kafka.properties)",
+                duration_to_text(self.repartition_settle),
+                duration_to_text(refreshed_after.unwrap_or_default())
+            ),
+        )
+    }
+
     fn check_properties(&self) -> Result<(), ConfigError> {
         let (property, problem) = match self.clients().check() {
             Ok(()) => return self.check_security(),
@@ -160,6 +235,12 @@ impl KafkaConfig {
         }
         Ok(())
     }
+}
+
+/// Kafka's rule for names of topics, with room for the suffixes after the prefix.
+fn is_topic_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    (1..=100).contains(&name.len()) && name.bytes().all(fits)
 }
 
 /// librdkafka settings by name. `Debug` and serialization hide secret values. [`Properties::iter`]
@@ -245,6 +326,41 @@ mod tests {
             "socket.timeout.ms",
         ] {
             assert!(!is_secret(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut KafkaConfig);
+        let cases: [(&str, Change); 9] = [
+            ("kafka.brokers", |c| c.brokers = Some(Vec::new())),
+            ("kafka.brokers", |c| {
+                c.brokers = Some(vec!["kafka://a:1".to_owned()])
+            }),
+            ("kafka.topicPrefix", |c| {
+                c.topic_prefix = "way bill".to_owned()
+            }),
+            ("kafka.replicationFactor", |c| c.replication_factor = 0),
+            ("kafka.stepPartitions", |c| c.step_partitions = 0),
+            ("kafka.stepsRetention", |c| {
+                c.steps_retention = Duration::from_millis(1)
+            }),
+            ("kafka.resultsRetention", |c| {
+                c.results_retention = Duration::from_secs(3_599)
+            }),
+            ("kafka.requestsRetention", |c| {
+                c.requests_retention = Duration::from_secs(3_599)
+            }),
+            ("kafka.repartitionSettle", |c| {
+                c.repartition_settle = Duration::from_secs(10)
+            }),
+        ];
+        KafkaConfig::default().validate().unwrap();
+        for (key, change) in cases {
+            let mut config = KafkaConfig::default();
+            change(&mut config);
+            let error = config.validate().expect_err(key).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
         }
     }
 

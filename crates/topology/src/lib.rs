@@ -2,17 +2,19 @@
 //!
 //! [`topics`] has the table of required topics, creates them, and audits existing ones.
 //! [`partition_map`] maps operations to partitions. [`shards`] reports the progress of each shard's
-//! owner. [`repartition`] changes the number of partitions without downtime.
+//! owner. [`repartition`] changes the number of partitions without downtime. [`lease`] has the rules for
+//! the leases of owners.
 //!
 //! Deliberately absent: running operations. Only the owner of a shard decides about its operations.
 
 mod config;
+pub mod lease;
 pub mod partition_map;
 pub mod repartition;
 pub mod shards;
 pub mod topics;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use waybill_config::ByteSize;
@@ -48,15 +50,4 @@ pub struct EmbeddedTopics {
     pub requests_disk_bytes_max: ByteSize,
     /// The maximum disk space of the topic of recoveries.
     pub recoveries_disk_bytes_max: ByteSize,
-}
-
-impl Default for EmbeddedTopics {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9092)),
-            segment_bytes: ByteSize::mib(64),
-            requests_disk_bytes_max: ByteSize::gib(8),
-            recoveries_disk_bytes_max: ByteSize::mib(256),
-        }
-    }
 }

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use waybill_config::{ConfigError, Environment, address_from_text, load};
-use waybill_node::config::{Config, LogFormat};
+use waybill_node::config::Config;
+use waybill_node::telemetry::LogFormat;
 use waybill_node::{Role, exposure};
 use waybill_ops::{
     AdminArgs, AgentCheckArgs, BackupArgs, BrokerCommand, CapacityArgs, DlqCommand, DoctorArgs,

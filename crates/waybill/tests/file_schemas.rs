@@ -8,7 +8,8 @@ use regex_lite::Regex;
 use serde_json::{Value, json};
 use waybill_config::{ByteSize, FreeMin, address_from_text, duration_from_text};
 use waybill_engine::parse_duration;
-use waybill_node::config::{Config, PartitionChoice};
+use waybill_node::config::Config;
+use waybill_scheduler::PartitionChoice;
 
 const KINDS: [&str; 3] = ["workflow", "agents", "config"];
 /// What an editor reads in the first line of a file.

@@ -1,9 +1,10 @@
-//! The framing of the Kafka protocol: the APIs that the broker serves, the required form of a
-//! request's bytes, and the encoding of answers.
+//! The bytes of the Kafka protocol: the APIs that the broker serves, the required form of a
+//! request's bytes, the encoding of answers, and [record batches](batch).
 //!
 //! What must hold: no input causes a panic, or reserves more memory than its size justifies.
 
 mod apis;
+pub mod batch;
 mod shape;
 
 use bytes::{BufMut, Bytes, BytesMut};

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::Args;
 use scylla::client::session_builder::SessionBuilder;
 use uuid::Uuid;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::Topics;
 use waybill_store::{CqlConfig, CqlReplication, CqlStore, EmbeddedConfig, EmbeddedStore, Store};
@@ -90,7 +90,7 @@ impl Installation {
         let (broker, brokers) = match &arguments.brokers {
             Some(brokers) => (None, brokers.clone()),
             None => {
-                let mut config = BrokerConfig::new(dir.0.join("broker"));
+                let mut config = BrokerSettings::new(dir.0.join("broker"));
                 config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
                 let broker = Broker::start(config).await?;
                 let address = broker.address().to_string();

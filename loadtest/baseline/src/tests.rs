@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use uuid::Uuid;
 use waybill_agent::StepCall;
 use waybill_agent::http::AgentsFile;
-use waybill_drone_delivery::services::{Services, ServicesConfig, Summary};
+use waybill_drone_delivery::services::{Services, ServicesSettings, Summary};
 use waybill_engine::{
     Action, Attempt, Epoch, OperationId, OperationRequest, OperationStatus, Outcome as StepOutcome,
     PartitionId, ProcessState, Stamp, StepReply, StepRequest, Timestamp,
@@ -86,7 +86,7 @@ fn the_textbook_makes_every_effect_once() {
 fn has_every_effect_made_once(baseline: &str) {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::new().unwrap();
-    let config = ServicesConfig::new("127.0.0.1:0".parse().unwrap(), dir.path().to_owned());
+    let config = ServicesSettings::new("127.0.0.1:0".parse().unwrap(), dir.path().to_owned());
     let services = runtime.block_on(Services::start(config)).unwrap();
     let address = services.address();
     let at = address.to_string();

@@ -305,7 +305,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use waybill_drone_delivery::services::{Services, ServicesConfig};
+    use waybill_drone_delivery::services::{Services, ServicesSettings};
 
     use super::*;
 
@@ -346,7 +346,7 @@ mod tests {
     async fn the_cpu_of_a_command_includes_its_children_and_the_ledger_checks_its_result() {
         let directory = tempfile::tempdir().unwrap();
         let listen = "127.0.0.1:0".parse().unwrap();
-        let config = ServicesConfig::new(listen, directory.path().to_owned());
+        let config = ServicesSettings::new(listen, directory.path().to_owned());
         let services = Services::start(config).await.unwrap();
         let this = Watched::this_one();
         let called = Called {

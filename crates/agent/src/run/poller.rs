@@ -18,7 +18,7 @@ use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
 use super::queue::{Next, NoRoom, Queue, Work};
-use super::{AgentsConfig, AgentsError, StartError};
+use super::{AgentsError, AgentsSettings, StartError};
 use crate::handler::{Handler, StepCall, unknown};
 use crate::metrics::AgentMetrics;
 
@@ -104,7 +104,7 @@ pub(super) struct Poller {
 
 impl Poller {
     pub(super) fn new(
-        config: AgentsConfig,
+        config: AgentsSettings,
         agents: Vec<(String, Arc<dyn Handler>)>,
         signal: Arc<Signal>,
         ready_sender: watch::Sender<bool>,

@@ -24,7 +24,7 @@ impl Configuration for Config {
 impl Config {
     pub(super) fn finish(mut self) -> Result<Self, ConfigError> {
         self.alerts.read_files(&mut SecretFiles::default())?;
-        crate::check(&self.alerts)?;
+        self.alerts.validate()?;
         Ok(self)
     }
 }

@@ -23,9 +23,10 @@ use tokio::time::Instant;
 
 use super::{Call, Reply, int};
 use crate::frame::Frame;
-use crate::log::{LEADER_EPOCH, Partition, ReadError};
+use crate::log::{Partition, ReadError};
 use crate::stats::add;
 use waybill_connections::Buffers;
+use waybill_wire::batch::LEADER_EPOCH;
 use waybill_wire::{self as wire, Malformed, OK};
 
 /// The state that the fetches of one connection share.

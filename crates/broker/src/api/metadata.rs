@@ -16,11 +16,12 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::{Call, NO_OPERATIONS, Reply, each_once};
 use crate::access::Action;
-use crate::log::{Condition, LEADER_EPOCH, Partition};
+use crate::log::{Condition, Partition};
 use crate::server::{Ends, NODE, Server};
 use crate::topics::{Topic, TopicError};
 use waybill_wire::Malformed;
 use waybill_wire::OK;
+use waybill_wire::batch::LEADER_EPOCH;
 
 /// Coordinators of consumer groups, and of transactions.
 const KEY_TYPE_GROUP: i8 = 0;

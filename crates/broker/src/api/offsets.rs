@@ -18,10 +18,11 @@ use kafka_protocol::messages::{
 };
 
 use super::Call;
-use crate::log::{Condition, LEADER_EPOCH, Partition, ReadError};
+use crate::log::{Condition, Partition, ReadError};
 use crate::server::Server;
 use crate::topics::Topic;
 use waybill_wire::OK;
+use waybill_wire::batch::LEADER_EPOCH;
 
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;

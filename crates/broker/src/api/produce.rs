@@ -15,11 +15,12 @@ use kafka_protocol::protocol::StrBytes;
 use super::{Call, Refusal, Reply};
 use crate::access::Action;
 use crate::frame::Frame;
-use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition, uncompressed};
+use crate::log::{AppendError, Appended, Partition};
 use crate::stats::{BatchRefusal as Reason, add};
 use crate::topics::Topic;
 use waybill_wire::Malformed;
 use waybill_wire::OK;
+use waybill_wire::batch::{BatchError, BatchHeader, uncompressed};
 
 static NOTHING: Bytes = Bytes::new();
 

@@ -14,8 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use waybill_disk::write_back;
-
-use super::batch::BatchHeader;
+use waybill_wire::batch::BatchHeader;
 
 /// Bytes that [`LogFile::rewrite`] takes at a time, unless a batch is larger.
 const REWRITE_BYTES: usize = 1 << 20;

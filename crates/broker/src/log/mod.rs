@@ -1,6 +1,5 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
-//! * `batch`: the header of a batch; `compression`: how a compressed one is stored.
 //! * `disk`: the operations on files.
 //! * `segment`: one file and its sparse index; `scan`: reading one; `recovery`: opening all of
 //!   them.
@@ -13,8 +12,6 @@
 //! * `trim`: deleting old segments.
 //! * `noted`: the content at one instant.
 
-mod batch;
-mod compression;
 mod damage;
 mod disk;
 mod noted;
@@ -31,10 +28,6 @@ mod synced;
 mod syncing;
 mod trim;
 
-#[cfg(test)]
-pub(crate) use batch::tests::batch as test_batch;
-pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
-pub(crate) use compression::uncompressed;
 pub use damage::{Damage, DamagedBatch};
 #[cfg(test)]
 pub(crate) use disk::faults;

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use bytes::Bytes;
 use tokio::sync::Notify;
 use waybill_disk::write_back::WriteBackProgress;
+use waybill_wire::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
 
-use super::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
 use super::damage::DamagedBatch;
 use super::disk::{LogFile, is_full};
 use super::producers::{Producers, Sequence, SequenceError};

@@ -8,8 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-
-use super::batch::{BatchHeader, sequence_after};
+use waybill_wire::batch::{BatchHeader, sequence_after};
 
 /// Batches remembered per producer: as many as a client may have in flight.
 const REMEMBERED: usize = 5;
@@ -134,7 +133,8 @@ impl Producers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::batch::tests::batch;
+    use waybill_wire::batch::made::batch;
+
     use super::*;
 
     fn header(producer: i64, epoch: i16, sequence: i32, records: usize) -> BatchHeader {

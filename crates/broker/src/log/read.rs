@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use waybill_wire::batch::{self, BatchHeader, HEADER_BYTES};
 
-use super::batch::{self, BatchHeader, HEADER_BYTES};
 use super::damage::DamagedBatch;
 use super::disk::LogFile;
 use super::partition::{Condition, Log, Partition};

@@ -15,7 +15,8 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::batch::filler;
+use waybill_wire::batch::filler;
+
 use super::disk::{LogFile, sync_dir};
 use super::scan::{Boundary, find_verified, walk};
 use super::segment::{LogError, index_path, list_segments, segment_path};

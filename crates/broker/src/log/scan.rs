@@ -3,7 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use super::batch::{BatchHeader, HEADER_BYTES};
+use waybill_wire::batch::{BatchHeader, HEADER_BYTES};
+
 use super::damage::DamagedBatch;
 use super::disk::LogFile;
 use super::producers::Producers;

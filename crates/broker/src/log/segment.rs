@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
+use waybill_wire::batch::BatchHeader;
 
-use super::batch::BatchHeader;
 use super::damage::Damage;
 use super::disk::{self, LogFile};
 use super::producers::Producers;
@@ -237,7 +237,9 @@ pub(super) fn list_segments(dir: &Path) -> io::Result<Vec<i64>> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::batch::{rewritten, tests::batch};
+    use waybill_wire::batch::made::batch;
+    use waybill_wire::batch::rewritten;
+
     use super::*;
 
     pub(crate) fn filled_segment(

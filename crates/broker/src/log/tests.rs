@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use tempfile::TempDir;
 use waybill_disk::write_back::WRITE_BACK_BYTES;
+use waybill_wire::batch::BatchHeader;
+use waybill_wire::batch::made::batch;
 
-use super::batch::BatchHeader;
-use super::batch::tests::batch;
 use super::disk::faults::{self, Op};
 use super::*;
 use crate::TopicConfig;

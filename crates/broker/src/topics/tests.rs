@@ -1,8 +1,11 @@
 use std::time::Duration;
 
+use waybill_wire::batch::BatchHeader;
+use waybill_wire::batch::made::batch;
+
 use super::*;
 use crate::log::faults::{self, Op};
-use crate::log::{AppendError, Appended, BatchHeader, Condition, SyncedEnds, is_full, test_batch};
+use crate::log::{AppendError, Appended, Condition, SyncedEnds, is_full};
 use crate::log::{SyncQueue, SyncThreads};
 use crate::stats::Counters;
 
@@ -34,7 +37,7 @@ fn append(topics: &Topics, timestamp: i64) {
 }
 
 fn append_batch(topics: &Topics, timestamps: &[i64]) {
-    let batch = test_batch(-1, -1, -1, timestamps);
+    let batch = batch(-1, -1, -1, timestamps);
     let header = BatchHeader::of_produced(&batch).unwrap();
     let topic = topics.get("t").unwrap();
     topic.partitions[0].append(&header, &batch).unwrap();
@@ -178,7 +181,7 @@ impl Fixture {
 }
 
 fn numbered(sequence: i32) -> bytes::Bytes {
-    test_batch(7, 0, sequence, &[1])
+    batch(7, 0, sequence, &[1])
 }
 
 /// Whether `partition` is synced up to `offset`.

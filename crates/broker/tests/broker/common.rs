@@ -21,14 +21,14 @@ use rdkafka::producer::FutureProducer;
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 
 /// Longer than anything here takes; only a failing test waits for it.
 pub const BOUND: Duration = Duration::from_secs(60);
 
 /// A broker on a free port, with its data in `dir`.
-pub async fn broker_with(dir: &Path, change: impl FnOnce(&mut BrokerConfig)) -> Broker {
-    let mut config = BrokerConfig::new(dir);
+pub async fn broker_with(dir: &Path, change: impl FnOnce(&mut BrokerSettings)) -> Broker {
+    let mut config = BrokerSettings::new(dir);
     config.listen = "127.0.0.1:0".parse().unwrap();
     change(&mut config);
     Broker::start(config).await.unwrap()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::producer::{DeliveryFuture, FutureRecord};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 
 use crate::common::*;
 
@@ -25,7 +25,7 @@ async fn broker_process() {
     let Ok(data_dir) = std::env::var(DATA_DIR) else {
         return;
     };
-    let mut config = BrokerConfig::new(data_dir);
+    let mut config = BrokerSettings::new(data_dir);
     config.listen = std::env::var(LISTEN)
         .expect("an address")
         .parse()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::{Offset, TopicPartitionList};
-use waybill_broker::{Broker, BrokerConfig, StartError, repair_logs};
+use waybill_broker::{Broker, BrokerSettings, StartError, repair_logs};
 
 use crate::common::{broker, client, create_topic};
 
@@ -89,7 +89,7 @@ fn assert_names(error: &(dyn Error + 'static), path: &Path) {
 }
 
 async fn start(dir: &Path) -> Result<Broker, StartError> {
-    let mut config = BrokerConfig::new(dir);
+    let mut config = BrokerSettings::new(dir);
     config.listen = "127.0.0.1:0".parse().unwrap();
     Broker::start(config).await
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use waybill_drone_delivery::services::ServicesConfig;
+use waybill_drone_delivery::services::ServicesSettings;
 
 use super::site::{PATIENCE, Site, config, directory};
 
@@ -14,7 +14,7 @@ const PER_ADDRESS_MAX: usize = 6;
 #[tokio::test]
 async fn twice_as_many_connections_as_the_limit_do_not_block_new_ones() {
     let directory = directory();
-    let mut site = Site::start_with(ServicesConfig {
+    let mut site = Site::start_with(ServicesSettings {
         connections_max: CONNECTIONS_MAX,
         ..config(directory.path())
     })

@@ -2,7 +2,7 @@
 
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
-use waybill_drone_delivery::services::{SLOTS_MAX, ServicesConfig};
+use waybill_drone_delivery::services::{SLOTS_MAX, ServicesSettings};
 
 use crate::site::{Site, code, config, directory, entry, locations};
 
@@ -111,7 +111,7 @@ async fn third_party_transport_is_booked_only_if_needed() {
 #[tokio::test]
 async fn prefixes_and_markers_come_from_the_configuration() {
     let directory = directory();
-    let site = Site::start_with(ServicesConfig {
+    let site = Site::start_with(ServicesSettings {
         suspended_prefix: "bad".to_owned(),
         remote_marker: String::new(),
         ..config(directory.path())

@@ -7,7 +7,7 @@ use reqwest::{Client, Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use waybill_drone_delivery::services::{Services, ServicesConfig};
+use waybill_drone_delivery::services::{Services, ServicesSettings};
 
 /// Long enough for any event that does happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ impl Site {
         Self::start_with(config(directory)).await
     }
 
-    pub async fn start_with(config: ServicesConfig) -> Self {
+    pub async fn start_with(config: ServicesSettings) -> Self {
         let services = Services::start(config).await.expect("the services start");
         let client = Client::builder()
             .timeout(PATIENCE)
@@ -138,8 +138,8 @@ impl Site {
     }
 }
 
-pub fn config(directory: &Path) -> ServicesConfig {
-    ServicesConfig::new(([127, 0, 0, 1], 0).into(), directory.to_owned())
+pub fn config(directory: &Path) -> ServicesSettings {
+    ServicesSettings::new(([127, 0, 0, 1], 0).into(), directory.to_owned())
 }
 
 pub fn directory() -> TempDir {

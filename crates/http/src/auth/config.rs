@@ -56,8 +56,12 @@ impl AuthConfig {
         self.tokens_file.is_some() || self.jwt.jwks_file.is_some()
     }
 
-    /// Checks the rules that span several keys.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    /// Checks the section.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid, alone or together with others of the section.
+    pub fn validate(&self) -> Result<(), ConfigError> {
         let jwt = &self.jwt;
         let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let (issuer, audience) = (is_set(&jwt.issuer), is_set(&jwt.audience));
@@ -113,7 +117,7 @@ mod tests {
                 tokens_file: None,
                 jwt,
             };
-            auth.check().map_err(|error| error.to_string())
+            auth.validate().map_err(|error| error.to_string())
         };
         assert_eq!(check(good.clone()), Ok(()));
         assert_eq!(check(JwtConfig::default()), Ok(()));

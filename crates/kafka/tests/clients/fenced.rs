@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::{ApiKey, MetadataResponse, ResponseHeader};
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _};
 use tokio::runtime::Runtime;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
     Admin, ConsumerOptions, KafkaSettings, OutRecord, PartitionConsumer, Producer, ProducerOptions,
@@ -32,7 +32,7 @@ fn clients_recover_from_metadata_without_brokers() {
     let runtime = Runtime::new().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let fence = Fence::new();
-    let mut config = BrokerConfig::new(dir.path());
+    let mut config = BrokerSettings::new(dir.path());
     config.listen = ([127, 0, 0, 1], 0).into();
     config.advertised = Some((fence.address.ip().to_string(), fence.address.port()));
     let broker = runtime.block_on(Broker::start(config)).unwrap();

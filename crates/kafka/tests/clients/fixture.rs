@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Runtime;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
     Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, Producer, ProducerOptions, TopicSpec,
@@ -40,10 +40,10 @@ impl Fixture {
     }
 
     /// An embedded broker that is configured in another way.
-    pub(crate) fn embedded_with(change: impl FnOnce(&mut BrokerConfig)) -> Self {
+    pub(crate) fn embedded_with(change: impl FnOnce(&mut BrokerSettings)) -> Self {
         let runtime = Runtime::new().unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let mut config = BrokerConfig::new(dir.path());
+        let mut config = BrokerSettings::new(dir.path());
         config.listen = ([127, 0, 0, 1], 0).into();
         change(&mut config);
         let line = Line::new();

@@ -5,8 +5,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use waybill_config::{ByteSize, Environment, FileError, parse_over_defaults, variables};
+use waybill_scheduler::PartitionChoice;
 
 use super::*;
+use crate::telemetry::LogFormat;
 
 #[test]
 fn refusals_of_a_file_have_line_column_and_remedy() {

@@ -10,8 +10,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::rate_limit::{self, LogRateLimiter};
-use super::{TelemetryError, lines};
-use crate::config::{LogFormat, TelemetryConfig};
+use super::{LogFormat, TelemetryConfig, TelemetryError, lines};
 use crate::log_filter::LogFilter;
 
 /// The log filter. Clones share it.

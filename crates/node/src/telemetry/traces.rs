@@ -20,8 +20,7 @@ use waybill_telemetry::chain;
 use waybill_telemetry::trace::{self, Recorder, Span, SpanKind, TraceId, Value};
 use waybill_telemetry::{Declared, Metric};
 
-use super::VERSION;
-use crate::config::TracesConfig;
+use super::{TracesConfig, VERSION};
 
 /// The limit on spans in one request.
 const BATCH_MAX: usize = 2_000;

@@ -9,7 +9,8 @@ use serde::Serialize;
 use waybill_agent::http::NeededInputs;
 use waybill_config::misspelling_of;
 use waybill_node::Role;
-use waybill_node::config::{Config, load_workflow};
+use waybill_node::config::Config;
+use waybill_node::workflows::load_workflow;
 use waybill_ops::{Written, named_elsewhere};
 use waybill_telemetry::visible::counted;
 

@@ -7,14 +7,14 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, NamedHandler, NeededInputs};
-use waybill_agent::{Agents, AgentsConfig};
+use waybill_agent::{Agents, AgentsSettings, BuiltInCalls};
 use waybill_config::read_document;
 use waybill_drone_delivery::services::Caller;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
-use waybill_node::config::{BuiltInCalls, Config};
+use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 
 use super::instance;
@@ -53,20 +53,20 @@ pub(super) async fn start(
     running: &Running,
 ) -> anyhow::Result<()> {
     let settings = &config.agents;
-    let mut agents_config = AgentsConfig::new(kafka, topics);
-    agents_config.group = config.agents_group();
+    let mut agents_settings = AgentsSettings::new(kafka, topics);
+    agents_settings.group = config.agents_group();
     let place = match &settings.instance_id {
         Some(_) => None,
         None => instance::place(config, INSTANCES_DIR),
     };
-    agents_config.instance_id = settings
+    agents_settings.instance_id = settings
         .instance_id
         .clone()
         .or_else(|| place.as_ref().map(|place| place.id().to_owned()));
-    agents_config.session_timeout = settings.session_timeout;
-    agents_config.in_flight_max = settings.in_flight_max;
+    agents_settings.session_timeout = settings.session_timeout;
+    agents_settings.in_flight_max = settings.in_flight_max;
     let share = admin.readiness.expect("partitions for the agents");
-    let mut agents = Agents::start(agents_config, handlers)?;
+    let mut agents = Agents::start(agents_settings, handlers)?;
     let ready = agents.ready();
     let show_ready = async move {
         ready.await;

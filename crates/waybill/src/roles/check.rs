@@ -2,10 +2,12 @@
 //!
 //! What must hold: a check reads each file once, as it may be a pipe.
 
+use waybill_agent::AgentTransport;
 use waybill_agent::http::NamedHandler;
 use waybill_engine::Workflows;
 use waybill_node::Role;
-use waybill_node::config::{AgentTransport, Config, check_topics, load_workflows};
+use waybill_node::config::{Config, check_topics};
+use waybill_node::workflows::load_workflows;
 
 use super::{agents, disk_bounds_exceed};
 

@@ -3,10 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use waybill_broker::{Broker, BrokerConfig, Logins, Logs, StartError};
-use waybill_drone_delivery::services::{
-    LedgerError, Services, ServicesConfig, StartError as ServicesError,
-};
+use waybill_broker::{Broker, Logins, Logs, StartError};
+use waybill_drone_delivery::services::{LedgerError, Services, StartError as ServicesError};
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
@@ -44,33 +42,19 @@ pub(super) async fn broker(
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<EmbeddedBroker> {
-    let settings = &config.broker;
     let logins = admin.auth().authenticator().map(|authenticator| {
         let topics = Topics::new(&config.kafka.topic_prefix);
         let logins = BrokerLogins::new(Arc::clone(authenticator), topics, config.agents_group());
         Arc::new(logins) as Arc<dyn Logins>
     });
     let own_logins = Arc::new(OwnLogins::new());
-    let mut broker_config = BrokerConfig::new(data_dir::of_broker(&config.data_dir));
-    broker_config.listen = settings.listen;
-    broker_config.advertised = settings.advertised_host_and_port();
-    broker_config.connections_max = settings.connections_max;
-    broker_config.connections_per_address_max = settings.connections_per_address_max();
-    broker_config.idle_timeout = settings.idle_timeout;
-    broker_config.request_bytes_max = settings.request_bytes_max.as_usize();
-    broker_config.buffer_bytes_max = settings.buffer_bytes_max.as_usize();
-    broker_config.control_buffer_bytes_max = settings.control_buffer_bytes_max.as_usize();
-    broker_config.requests_in_flight_max = settings.requests_in_flight_max;
-    broker_config.partitions_max = settings.partitions_max;
-    broker_config.groups_max = settings.groups_max;
-    broker_config.group_members_max = settings.group_members_max;
-    broker_config.group_bytes_max = settings.group_bytes_max.as_usize();
-    broker_config.stored_groups_max = settings.stored_groups_max;
-    broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
-    broker_config.low_on_disk = low_disk.flag();
-    broker_config.logins = logins;
-    broker_config.own_logins = Some(Arc::clone(&own_logins) as Arc<dyn Logins>);
-    let broker = Broker::start(broker_config)
+    let mut settings = config
+        .broker
+        .settings(data_dir::of_broker(&config.data_dir));
+    settings.low_on_disk = low_disk.flag();
+    settings.logins = logins;
+    settings.own_logins = Some(Arc::clone(&own_logins) as Arc<dyn Logins>);
+    let broker = Broker::start(settings)
         .await
         .map_err(|error| broker_not_started(config, error))?;
     let (address, own_address, logs) = (broker.address(), broker.own_address(), broker.logs());
@@ -123,15 +107,8 @@ fn services_not_started(error: ServicesError) -> anyhow::Error {
 
 /// Starts the simulated services and returns how to reach them.
 pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<Reached> {
-    let settings = &config.services;
-    let mut services_config =
-        ServicesConfig::new(settings.listen, config.data_dir.join("services"));
-    services_config.connections_max = settings.connections_max;
-    services_config.requests_max = settings.requests_max;
-    services_config.suspended_prefix = settings.suspended_prefix.clone();
-    services_config.remote_marker = settings.remote_marker.clone();
-    services_config.faults = settings.faults;
-    let services = Services::start(services_config)
+    let settings = config.services.settings(config.data_dir.join("services"));
+    let services = Services::start(settings)
         .await
         .map_err(services_not_started)?;
     let (address, caller) = (services.address(), services.caller());

@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
+use waybill_agent::AgentTransport;
 use waybill_config::Environment;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
@@ -32,9 +33,10 @@ use waybill_messages::Topics;
 use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
-use waybill_node::config::{AgentTransport, Config, load_workflows, shards_of_this_process};
+use waybill_node::config::Config;
 use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
+use waybill_node::workflows::load_workflows;
 use waybill_store::{EmbeddedStore, Store};
 use waybill_telemetry::health::LowDisk;
 use waybill_topology::partition_map::PartitionMap;
@@ -156,8 +158,11 @@ async fn start(
         Role::Scheduler => {
             let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
-            let stored = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stored)?;
+            let current = dependencies.partition_map.layout().scheme();
+            let own =
+                config
+                    .scheduler
+                    .shards_of_this_process(config.partitions, environment, current)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let direct = match config.agents.transport {
                 AgentTransport::Direct => {
@@ -201,8 +206,11 @@ async fn start(
             if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }
-            let stored = dependencies.partition_map.layout().scheme();
-            let own = shards_of_this_process(config, environment, stored)?;
+            let current = dependencies.partition_map.layout().scheme();
+            let own =
+                config
+                    .scheduler
+                    .shards_of_this_process(config.partitions, environment, current)?;
             let config = &config.with_partitions(dependencies.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,

@@ -9,8 +9,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use waybill_engine::Workflows;
 use waybill_messages::{Framing, SchemaIds, Topics};
-use waybill_node::config::{Config, FramingChoice};
-use waybill_registry::{Registry, SchemaCache, Subject, SubjectError, schema_ids, subjects};
+use waybill_node::config::Config;
+use waybill_registry::{
+    FramingChoice, Registry, SchemaCache, Subject, SubjectError, schema_ids, subjects,
+};
 use waybill_telemetry::health::Readiness;
 
 /// The first and the longest pause before an unavailable registry is tried again.

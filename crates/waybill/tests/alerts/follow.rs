@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 use waybill_alerts::{AlertSource, AlertsConfig, ReceiverConfig, followers};
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 use waybill_engine::{
     AlertKind, Offset, OperationId, OperatorAlert, PartitionId, StepError, Timestamp, partition_for,
 };
@@ -333,7 +333,7 @@ pub struct Log {
 impl Log {
     pub async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = BrokerConfig::new(dir.path());
+        let mut config = BrokerSettings::new(dir.path());
         config.listen = "127.0.0.1:0".parse().unwrap();
         let broker = Broker::start(config).await.unwrap();
         let kafka = KafkaSettings::new(broker.address().to_string());

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use waybill_engine::{HistoryEntry, OperationId, ProcessState, Timestamp};
 use waybill_http::auth::AuthConfig;
 use waybill_http::auth::{Auth, NewToken};
-use waybill_ingestion::{Guards, IngestionConfig};
+use waybill_ingestion::{Guards, IngestionSettings};
 
 use super::setup::*;
 
@@ -44,7 +44,7 @@ impl Guarded {
         Self::with(|_| {}).await
     }
 
-    pub async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
+    pub async fn with(change: impl FnOnce(&mut IngestionSettings)) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut tokens = HashMap::new();
         let mut text = String::new();

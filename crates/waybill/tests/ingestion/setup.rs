@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerSettings};
 use waybill_engine::{
     ByPriority, CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId,
     PartitionId, Position, Priority, ProcessState, Recovery, ShardId, Stamp, Timestamp, Workflow,
     WorkflowDefinition, Workflows, partition_for,
 };
-use waybill_ingestion::{Guards, Ingestion, IngestionConfig};
+use waybill_ingestion::{Guards, Ingestion, IngestionSettings};
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
 use waybill_store::{
@@ -57,12 +57,12 @@ impl Setup {
         Self::with(|_| {}).await
     }
 
-    pub async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
+    pub async fn with(change: impl FnOnce(&mut IngestionSettings)) -> Self {
         Self::guarded(Guards::default(), change).await
     }
 
     /// With these guards.
-    pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionConfig)) -> Self {
+    pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionSettings)) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
         for topic in [
@@ -82,7 +82,7 @@ impl Setup<Broker> {
     /// On the embedded broker, with these settings of the topic of requests.
     pub async fn on_embedded_broker(settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut config = BrokerConfig::new(directory.path().join("broker"));
+        let mut config = BrokerSettings::new(directory.path().join("broker"));
         config.listen.set_port(0);
         let broker = Broker::start(config).await.unwrap();
         let kafka = KafkaSettings::new(broker.address().to_string());
@@ -106,17 +106,17 @@ impl<C> Setup<C> {
         kafka: KafkaSettings,
         directory: tempfile::TempDir,
         guards: Guards,
-        change: impl FnOnce(&mut IngestionConfig),
+        change: impl FnOnce(&mut IngestionSettings),
     ) -> Self {
         let store = EmbeddedConfig::new(directory.path().join("store"));
         let store = Arc::new(EmbeddedStore::open(store).unwrap());
         let topics = Topics::default();
-        let mut config = IngestionConfig {
+        let mut config = IngestionSettings {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             accept_timeout: Duration::from_secs(5),
             reply_to_prefixes: vec!["replies.".to_owned()],
             pending_read_timeout: PATIENCE,
-            ..IngestionConfig::default()
+            ..IngestionSettings::default()
         };
         change(&mut config);
         let ingestion = Ingestion::start(

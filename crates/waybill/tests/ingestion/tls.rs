@@ -13,9 +13,8 @@ use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode, SslVersion};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
-use waybill_http::Tls;
-use waybill_ingestion::{Guards, IngestionConfig};
-use waybill_node::config::TlsConfig;
+use waybill_http::{Tls, TlsConfig};
+use waybill_ingestion::{Guards, IngestionSettings};
 use waybill_test_support::certificate::Certificate;
 
 use super::setup::*;
@@ -28,7 +27,7 @@ struct Encrypted {
 }
 
 impl Encrypted {
-    async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
+    async fn with(change: impl FnOnce(&mut IngestionSettings)) -> Self {
         let certificate = Certificate::new();
         let directory = tempfile::tempdir().unwrap();
         let (cert_file, key_file) = certificate.write(directory.path());

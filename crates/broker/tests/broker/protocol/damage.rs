@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kafka_protocol::error::ResponseError;
-use waybill_broker::{Broker, BrokerConfig, RepairError, repair_logs};
+use waybill_broker::{Broker, BrokerSettings, RepairError, repair_logs};
 
 use super::*;
 use crate::common::*;
@@ -43,7 +43,7 @@ fn batch_bytes() -> usize {
 
 /// The error of a start on this directory, which must fail.
 async fn refusal(dir: &Path) -> String {
-    let mut config = BrokerConfig::new(dir);
+    let mut config = BrokerSettings::new(dir);
     config.listen = "127.0.0.1:0".parse().unwrap();
     let refused = Broker::start(config)
         .await

@@ -239,7 +239,7 @@ async fn a_changed_setting_takes_effect_and_survives_a_restart() {
 async fn a_second_broker_on_the_same_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
-    let mut config = waybill_broker::BrokerConfig::new(dir.path());
+    let mut config = waybill_broker::BrokerSettings::new(dir.path());
     config.listen = "127.0.0.1:0".parse().unwrap();
     let refused = Broker::start(config.clone()).await.unwrap_err();
     assert!(

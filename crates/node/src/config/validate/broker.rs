@@ -3,9 +3,10 @@
 //! Why it exists: with lower limits the broker closes connections of the roles, or refuses their
 //! groups and topics, and the process never becomes ready.
 
-use waybill_config::ConfigError;
+use waybill_config::checks::{check_range_because, require};
+use waybill_config::{ByteSize, ConfigError};
 use waybill_engine::Workflows;
-use waybill_topology::topics::partitions_needed;
+use waybill_topology::topics::{disk_bytes_min, partitions_needed};
 
 use super::Config;
 
@@ -15,12 +16,43 @@ const CONNECTIONS: usize = 10;
 /// Consumer groups without those of receivers: two of Waybill's roles, and those of clients.
 const GROUPS: usize = 10;
 
+/// The largest request of Waybill's producers, with room for its head. A larger one closes its
+/// connection, and is sent again.
+const REQUEST_BYTES_MIN: ByteSize = ByteSize::mib(2);
+
 /// Reports the first limit that leaves too little for Waybill's own roles, without the topics of agents.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    let broker = &config.broker;
+    for (key, bound) in [
+        (
+            "broker.requestsDiskBytesMax",
+            broker.requests_disk_bytes_max,
+        ),
+        (
+            "broker.recoveriesDiskBytesMax",
+            broker.recoveries_disk_bytes_max,
+        ),
+    ] {
+        let least = disk_bytes_min(config.partitions);
+        require(
+            bound.as_u64() >= least,
+            key,
+            format!(
+                "must be at least {}KiB with this number of partitions: each keeps its last file",
+                least / 1024
+            ),
+        )?;
+    }
     if config.kafka.brokers.is_some() {
         return Ok(());
     }
-    let broker = &config.broker;
+    check_range_because(
+        "broker.requestBytesMax",
+        broker.request_bytes_max,
+        REQUEST_BYTES_MIN..,
+        "Waybill's own producers send batches of up to 1MiB, and dead letters that are larger",
+    )?;
+    broker.validate_memory()?;
     let receivers = receivers(config);
     let of = format!("Waybill's commands need {CONNECTIONS}");
     let (connections_max_min, per_address_note) = match broker.connections_per_address_max {
@@ -62,12 +94,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ),
     ];
     for (key, value, needed, of) in rules {
-        if value < needed {
-            return Err(ConfigError::invalid(
-                key,
-                format!("is {value}, and must be at least {needed}: {of}"),
-            ));
-        }
+        check_range_because(key, value, needed.., &of)?;
     }
     partitions(config, &Workflows::default())
 }
@@ -149,8 +176,18 @@ mod tests {
     }
 
     #[test]
+    fn disk_bounds_below_one_file_of_each_partition_are_refused() {
+        let mut config = Config::default();
+        config.broker.recoveries_disk_bytes_max = ByteSize::kib(64);
+        config.kafka.brokers = Some(vec!["a:1".to_owned()]);
+        let error = check(&config).unwrap_err().to_string();
+        let expected = "broker.recoveriesDiskBytesMax must be at least ";
+        assert!(error.starts_with(expected), "{error}");
+    }
+
+    #[test]
     fn the_topics_of_agents_count() {
-        let workflows = crate::config::load_workflows(&Config::default().workflows).unwrap();
+        let workflows = crate::workflows::load_workflows(&Config::default().workflows).unwrap();
         let mut config = Config::default();
         config.broker.partitions_max = 80;
         partitions(&config, &workflows).unwrap();

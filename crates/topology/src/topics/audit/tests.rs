@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use waybill_config::ByteSize;
 use waybill_engine::{
     PartitionId, ShardingScheme, StepDefinition, Workflow, WorkflowDefinition, Workflows,
 };
@@ -22,7 +23,12 @@ fn embedded() -> TopologySettings {
             shards_per_partition: 1,
         },
         kafka: KafkaConfig::default(),
-        embedded: EmbeddedTopics::default(),
+        embedded: EmbeddedTopics {
+            listen: ([127, 0, 0, 1], 9092).into(),
+            segment_bytes: ByteSize::mib(64),
+            requests_disk_bytes_max: ByteSize::gib(8),
+            recoveries_disk_bytes_max: ByteSize::mib(256),
+        },
         operations_retention: Duration::from_secs(7 * 24 * 60 * 60),
     }
 }

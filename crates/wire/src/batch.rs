@@ -1,21 +1,26 @@
-//! The header of a record batch of message format 2, and what can be read without decoding its
-//! records.
+//! Record batches of message format 2: the header, what can be read without decoding the records, and decompression.
 //!
 //! The layout is that of the protocol guide's section "Record Batch". The broker keeps uncompressed batches as
 //! they were sent: it reads the header, checks the checksum and rewrites two fields.
 
+mod compression;
+#[doc(hidden)]
+pub mod made;
+
 use bytes::{Buf, Bytes};
 
+pub use compression::uncompressed;
+
 /// Bytes of a batch's header, which is also the smallest batch.
-pub(crate) const HEADER_BYTES: usize = 61;
+pub const HEADER_BYTES: usize = 61;
 /// Bytes before the part that the batch's own length counts.
 const LENGTH_END: usize = 12;
 /// Bytes at the front that the broker rewrites: base offset, length (kept), leader epoch.
-pub(crate) const REWRITTEN_BYTES: usize = 16;
+pub const REWRITTEN_BYTES: usize = 16;
 /// The first byte that the checksum covers.
 const CHECKED_FROM: usize = 21;
 /// There is one leader, and it never changes.
-pub(crate) const LEADER_EPOCH: i32 = 0;
+pub const LEADER_EPOCH: i32 = 0;
 
 const ATTRIBUTE_CODEC: i16 = 0x07;
 const ATTRIBUTE_TRANSACTIONAL: i16 = 0x10;
@@ -24,50 +29,77 @@ const CODEC_MAX: i16 = 4;
 
 /// The fields of a batch's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BatchHeader {
-    pub(crate) base_offset: i64,
+pub struct BatchHeader {
+    /// The offset of the first record.
+    pub base_offset: i64,
     /// The whole batch, header included.
-    pub(crate) bytes: usize,
-    pub(crate) leader_epoch: i32,
-    pub(crate) magic: i8,
-    pub(crate) crc: u32,
-    pub(crate) attributes: i16,
-    pub(crate) last_offset_delta: i32,
-    pub(crate) base_timestamp: i64,
-    pub(crate) max_timestamp: i64,
-    pub(crate) producer_id: i64,
-    pub(crate) producer_epoch: i16,
-    pub(crate) base_sequence: i32,
-    pub(crate) records: i32,
+    pub bytes: usize,
+    /// The leader epoch; outside the checksum.
+    pub leader_epoch: i32,
+    /// The message format.
+    pub magic: i8,
+    /// The checksum of everything behind it.
+    pub crc: u32,
+    /// The codec and flags.
+    pub attributes: i16,
+    /// The offset of the last record, from the first.
+    pub last_offset_delta: i32,
+    /// The timestamp of the first record.
+    pub base_timestamp: i64,
+    /// The highest timestamp.
+    pub max_timestamp: i64,
+    /// The idempotent producer; negative for others.
+    pub producer_id: i64,
+    /// The producer's epoch.
+    pub producer_epoch: i16,
+    /// The sequence of the first record.
+    pub base_sequence: i32,
+    /// The number of records.
+    pub records: i32,
 }
 
 /// Why a batch is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum BatchError {
+pub enum BatchError {
+    /// The batch is shorter than its header says.
     #[error("the batch is cut short or its length is wrong")]
     Length,
+    /// More than one batch.
     #[error("more than one record batch per partition")]
     Several,
+    /// Another message format.
     #[error("message format {0} is not supported; 2 is")]
     Magic(i8),
+    /// The checksum does not match.
     #[error("the checksum does not match")]
     Checksum,
+    /// The number of records and the offsets differ.
     #[error("the number of records does not match the offsets")]
     Count,
+    /// There are more or fewer records, or they do not fill their lengths.
     #[error("the records do not match their number")]
     Records,
+    /// An unknown codec.
     #[error("the compression codec is unknown")]
     Codec,
+    /// The compressed bytes are damaged.
     #[error("the records cannot be decompressed")]
     Undecodable,
+    /// The decompressed batch is too large.
     #[error(
         "decompressed, the batch has more than {bytes_max} bytes, the topic's max.message.bytes"
     )]
-    Expands { bytes_max: usize },
+    Expands {
+        /// The largest size.
+        bytes_max: usize,
+    },
+    /// A batch of a transaction.
     #[error("transactions are not supported")]
     Transactional,
+    /// A control batch.
     #[error("clients may not write control batches")]
     Control,
+    /// An invalid producer id, epoch or sequence.
     #[error("the producer id, epoch or sequence is invalid")]
     Sequence,
 }
@@ -75,7 +107,7 @@ pub(crate) enum BatchError {
 impl BatchHeader {
     /// Reads the header at the front of `bytes`; `None` if they are no header of format 2 (the
     /// rest of the batch need not be there).
-    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+    pub fn read(bytes: &[u8]) -> Option<Self> {
         let mut header = bytes.get(..HEADER_BYTES)?;
         let base_offset = header.get_i64();
         let length = header.get_i32();
@@ -99,7 +131,11 @@ impl BatchHeader {
     }
 
     /// Reads and checks what a producer sent for one partition: exactly one whole batch.
-    pub(crate) fn of_produced(bytes: &[u8]) -> Result<Self, BatchError> {
+    ///
+    /// # Errors
+    ///
+    /// If it is anything else, or is a batch that the broker does not keep.
+    pub fn of_produced(bytes: &[u8]) -> Result<Self, BatchError> {
         // All formats have their number in the same place.
         if let Some(&magic) = bytes.get(REWRITTEN_BYTES)
             && magic != 2
@@ -137,7 +173,7 @@ impl BatchHeader {
     }
 
     /// Whether the checksum of the whole batch `bytes` matches.
-    pub(crate) fn is_intact(&self, bytes: &[u8]) -> bool {
+    pub fn is_intact(&self, bytes: &[u8]) -> bool {
         bytes
             .get(CHECKED_FROM..self.bytes)
             .is_some_and(|checked| crc32c::crc32c(checked) == self.crc)
@@ -145,7 +181,7 @@ impl BatchHeader {
 
     /// Whether this is the header of a batch that the broker stored at `base_offset`, judged by the
     /// fields outside the checksum.
-    pub(crate) fn is_stored_at(&self, base_offset: i64) -> bool {
+    pub fn is_stored_at(&self, base_offset: i64) -> bool {
         self.magic == 2
             && self.leader_epoch == LEADER_EPOCH
             && self.base_offset == base_offset
@@ -178,7 +214,7 @@ impl BatchHeader {
     }
 
     /// The offset of the batch's last record; `None` if the header makes no sense.
-    pub(crate) fn last_offset(&self) -> Option<i64> {
+    pub fn last_offset(&self) -> Option<i64> {
         if self.last_offset_delta < 0 || self.base_offset < 0 {
             return None;
         }
@@ -187,26 +223,28 @@ impl BatchHeader {
     }
 
     /// Whether the batch carries a producer's sequence.
-    pub(crate) fn is_idempotent(&self) -> bool {
+    pub fn is_idempotent(&self) -> bool {
         self.producer_id >= 0
     }
 
     /// The sequence of the batch's last record.
-    pub(crate) fn last_sequence(&self) -> i32 {
+    pub fn last_sequence(&self) -> i32 {
         sequence_after(self.base_sequence, self.last_offset_delta)
     }
 
-    pub(crate) fn is_compressed(&self) -> bool {
+    /// Whether the records are compressed.
+    #[must_use]
+    pub fn is_compressed(&self) -> bool {
         self.codec() != 0
     }
 
     /// The number of the codec; 0 for none.
-    pub(crate) fn codec(&self) -> i16 {
+    pub fn codec(&self) -> i16 {
         self.attributes & ATTRIBUTE_CODEC
     }
 
     /// Updates the header in front of the decompressed records in `batch`, and returns it.
-    pub(crate) fn rewritten_uncompressed(&self, batch: &mut [u8]) -> Result<Self, BatchError> {
+    fn rewritten_uncompressed(&self, batch: &mut [u8]) -> Result<Self, BatchError> {
         let length = i32::try_from(batch.len() - LENGTH_END).map_err(|_| BatchError::Length)?;
         let attributes = self.attributes & !ATTRIBUTE_CODEC;
         batch[8..LENGTH_END].copy_from_slice(&length.to_be_bytes());
@@ -255,12 +293,12 @@ fn skip_optional(left: &mut &[u8]) -> Option<bool> {
 }
 
 /// Sequences count from 0 to `i32::MAX` and begin again.
-pub(crate) fn sequence_after(sequence: i32, count: i32) -> i32 {
+pub fn sequence_after(sequence: i32, count: i32) -> i32 {
     (sequence.wrapping_add(count)) & i32::MAX
 }
 
 /// The front of a batch as it is stored at `base_offset`.
-pub(crate) fn rewritten(batch: &[u8], base_offset: i64) -> [u8; REWRITTEN_BYTES] {
+pub fn rewritten(batch: &[u8], base_offset: i64) -> [u8; REWRITTEN_BYTES] {
     let mut front = [0; REWRITTEN_BYTES];
     front[..8].copy_from_slice(&base_offset.to_be_bytes());
     front[8..12].copy_from_slice(&batch[8..12]);
@@ -272,7 +310,7 @@ pub(crate) fn rewritten(batch: &[u8], base_offset: i64) -> [u8; REWRITTEN_BYTES]
 ///
 /// The records of a compressed batch are not decoded: the whole batch counts as its first record,
 /// which is never later than the right answer.
-pub(crate) fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
+pub fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
     let header = BatchHeader::read(batch)?;
     if header.max_timestamp < timestamp {
         return None;
@@ -299,7 +337,7 @@ pub(crate) fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
 /// readers continue behind it.
 ///
 /// `last - first` must be no more than `i32::MAX`.
-pub(crate) fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {
+pub fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {
     let mut batch = [0; HEADER_BYTES];
     let mut put = |at: usize, bytes: &[u8]| batch[at..at + bytes.len()].copy_from_slice(bytes);
     let length = (HEADER_BYTES - LENGTH_END) as i32;
@@ -347,189 +385,4 @@ fn long_varint(bytes: &mut &[u8]) -> Option<i64> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use bytes::{BufMut, BytesMut};
-
-    use super::*;
-
-    /// A batch of `timestamps.len()` small records, as an idempotent producer would send it.
-    pub(crate) fn batch(producer: i64, epoch: i16, sequence: i32, timestamps: &[i64]) -> Bytes {
-        let base = timestamps[0];
-        let mut records = BytesMut::new();
-        for (index, at) in timestamps.iter().enumerate() {
-            let mut record = vec![0_u8];
-            put_varint(&mut record, at - base);
-            put_varint(&mut record, index as i64);
-            put_varint(&mut record, -1);
-            put_varint(&mut record, 3);
-            record.extend_from_slice(b"abc");
-            put_varint(&mut record, 0);
-            let mut length = Vec::new();
-            put_varint(&mut length, record.len() as i64);
-            records.put_slice(&length);
-            records.put_slice(&record);
-        }
-        let mut checked = BytesMut::new();
-        checked.put_i16(0);
-        checked.put_i32(timestamps.len() as i32 - 1);
-        checked.put_i64(base);
-        checked.put_i64(*timestamps.iter().max().unwrap());
-        checked.put_i64(producer);
-        checked.put_i16(epoch);
-        checked.put_i32(sequence);
-        checked.put_i32(timestamps.len() as i32);
-        checked.put_slice(&records);
-        let mut batch = BytesMut::new();
-        batch.put_i64(0);
-        batch.put_i32((checked.len() + 9) as i32);
-        batch.put_i32(-1);
-        batch.put_i8(2);
-        batch.put_u32(crc32c::crc32c(&checked));
-        batch.put_slice(&checked);
-        batch.freeze()
-    }
-
-    /// `batch` with these bytes in the place of its records, as if they were compressed by `codec`.
-    pub(crate) fn compressed_with(batch: &Bytes, codec: i16, records: &[u8]) -> Bytes {
-        let mut out = batch[..HEADER_BYTES].to_vec();
-        out.extend_from_slice(records);
-        let length = (out.len() - LENGTH_END) as i32;
-        out[8..12].copy_from_slice(&length.to_be_bytes());
-        out[21..23].copy_from_slice(&codec.to_be_bytes());
-        let sum = crc32c::crc32c(&out[CHECKED_FROM..]);
-        out[17..21].copy_from_slice(&sum.to_be_bytes());
-        out.into()
-    }
-
-    fn put_varint(out: &mut Vec<u8>, value: i64) {
-        let mut zigzag = ((value << 1) ^ (value >> 63)) as u64;
-        while zigzag >= 0x80 {
-            out.push(zigzag as u8 | 0x80);
-            zigzag >>= 7;
-        }
-        out.push(zigzag as u8);
-    }
-
-    #[test]
-    fn only_whole_intact_batches_are_accepted() {
-        let good = batch(-1, -1, -1, &[10, 20]);
-        let header = BatchHeader::of_produced(&good).unwrap();
-        assert_eq!(
-            (header.records, header.max_timestamp, header.bytes),
-            (2, 20, good.len())
-        );
-        for cut in 0..good.len() {
-            assert!(
-                BatchHeader::of_produced(&good[..cut]).is_err(),
-                "cut at {cut}"
-            );
-        }
-        for at in 8..good.len() {
-            let mut bad = good.to_vec();
-            bad[at] ^= 0x40;
-            let kept_outside_checksum = (12..16).contains(&at);
-            assert_eq!(
-                BatchHeader::of_produced(&bad).is_ok(),
-                kept_outside_checksum,
-                "byte {at}"
-            );
-        }
-        let twice = [&good[..], &good[..]].concat();
-        assert_eq!(BatchHeader::of_produced(&twice), Err(BatchError::Several));
-    }
-
-    #[test]
-    fn the_first_record_at_a_time_is_found() {
-        let batch = batch(-1, -1, -1, &[10, 20, 30]);
-        assert_eq!(first_at(&batch, 0), Some((0, 10)));
-        assert_eq!(first_at(&batch, 11), Some((1, 20)));
-        assert_eq!(first_at(&batch, 30), Some((2, 30)));
-        assert_eq!(first_at(&batch, 31), None);
-        for cut in 0..batch.len() {
-            let _ = first_at(&batch.slice(..cut), 30);
-        }
-    }
-
-    #[test]
-    fn a_filler_is_a_whole_batch_that_spans_its_offsets() {
-        let bytes = filler(100, 299);
-        let header = BatchHeader::read(&bytes).unwrap();
-        assert!(header.is_stored_at(100) && header.is_intact(&bytes));
-        assert_eq!((header.bytes, header.records), (bytes.len(), 0));
-        assert_eq!(header.last_offset(), Some(299));
-        assert_eq!(first_at(&Bytes::copy_from_slice(&bytes), 0), None);
-    }
-
-    #[test]
-    fn records_that_do_not_match_their_number_are_refused() {
-        let good = batch(-1, -1, -1, &[10, 20_000_000_000, 30]);
-        assert!(BatchHeader::of_produced(&good).is_ok());
-        let with = |change: &dyn Fn(&mut Vec<u8>)| {
-            let mut bad = good.to_vec();
-            change(&mut bad);
-            let length = (bad.len() - LENGTH_END) as i32;
-            bad[8..12].copy_from_slice(&length.to_be_bytes());
-            let sum = crc32c::crc32c(&bad[CHECKED_FROM..]);
-            bad[17..21].copy_from_slice(&sum.to_be_bytes());
-            BatchHeader::of_produced(&bad)
-        };
-        assert!(with(&|_| {}).is_ok());
-        for records in [1_i32, 2, 4] {
-            let counted = with(&|bad| {
-                bad[23..27].copy_from_slice(&(records - 1).to_be_bytes());
-                bad[57..61].copy_from_slice(&records.to_be_bytes());
-            });
-            assert_eq!(counted, Err(BatchError::Records), "{records}");
-        }
-        let last = good.len() - 1;
-        assert_eq!(with(&|bad| bad.truncate(last)), Err(BatchError::Records));
-        assert_eq!(with(&|bad| bad.push(0)), Err(BatchError::Records));
-        // The lengths of the first record's key and value, and the number of its headers: too long, and not there.
-        let parts = [65, 66, 70];
-        assert_eq!(parts.map(|at| good[at]), [1, 6, 0]);
-        for (at, wrong) in parts.into_iter().flat_map(|at| [(at, 40), (at, 9)]) {
-            assert_eq!(
-                with(&|bad| bad[at] = wrong),
-                Err(BatchError::Records),
-                "{at}"
-            );
-        }
-        // The first record's length and offset.
-        assert_eq!(with(&|bad| bad[61] += 2), Err(BatchError::Records));
-        assert_eq!(with(&|bad| bad[64] = 2), Err(BatchError::Records));
-    }
-
-    #[test]
-    fn numbers_of_any_length_are_read_as_they_were_written() {
-        for value in [
-            0,
-            -1,
-            1,
-            63,
-            -64,
-            64,
-            -65,
-            8_191,
-            -8_192,
-            8_192,
-            i64::MAX,
-            i64::MIN,
-        ] {
-            let mut bytes = Vec::new();
-            put_varint(&mut bytes, value);
-            for cut in 0..bytes.len() {
-                assert_eq!(varint(&mut &bytes[..cut]), None, "{value} cut at {cut}");
-            }
-            bytes.push(7);
-            let mut left = &bytes[..];
-            assert_eq!(varint(&mut left), Some(value));
-            assert_eq!(left, [7]);
-        }
-    }
-
-    #[test]
-    fn sequences_begin_again_after_the_largest() {
-        assert_eq!(sequence_after(i32::MAX, 1), 0);
-        assert_eq!(sequence_after(i32::MAX - 1, 3), 1);
-    }
-}
+mod tests;

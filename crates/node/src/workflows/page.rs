@@ -9,7 +9,7 @@ use waybill_engine::{
     StepKind, Workflow, WorkflowDefinition,
 };
 
-const PAGE: &str = include_str!("../../../../../docs/workflows.md");
+const PAGE: &str = include_str!("../../../../docs/workflows.md");
 
 /// A row of a table of keys.
 struct Row {

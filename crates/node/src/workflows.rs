@@ -1,14 +1,51 @@
-//! The workflows that this process can run, from the binary and from files.
+//! The workflows that this process can run, from the binary and from files, and the `workflows` section of the
+//! configuration, which names them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use waybill_config::checks::require;
 use waybill_config::{ConfigError, FileError, parse, read_text};
 use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
 
-use super::WorkflowsConfig;
-
 /// The name of the built-in workflow in place of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery workflow";
+
+/// The `workflows` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct WorkflowsConfig {
+    /// Whether the workflow of the drone-delivery application can be run.
+    pub built_in: bool,
+    /// Files of further workflows, one per file. The newest version of a workflow starts new
+    /// operations; keep older versions while operations run them.
+    pub files: Vec<PathBuf>,
+}
+
+impl Default for WorkflowsConfig {
+    fn default() -> Self {
+        Self {
+            built_in: true,
+            files: Vec::new(),
+        }
+    }
+}
+
+impl WorkflowsConfig {
+    /// Checks the section, apart from the files.
+    ///
+    /// # Errors
+    ///
+    /// If no workflow is configured.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        require(
+            self.built_in || !self.files.is_empty(),
+            "workflows.files",
+            "must name a workflow if workflows.builtIn is false",
+        )
+    }
+}
 
 /// Why the workflows cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -169,6 +206,17 @@ steps:
         .unwrap();
         assert!(workflows.newest("drone-delivery").is_none());
         assert!(workflows.newest("errand").is_some());
+    }
+
+    #[test]
+    fn no_workflow_at_all_is_refused() {
+        WorkflowsConfig::default().validate().unwrap();
+        let config = WorkflowsConfig {
+            built_in: false,
+            ..WorkflowsConfig::default()
+        };
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with("workflows.files"), "{error}");
     }
 
     #[test]

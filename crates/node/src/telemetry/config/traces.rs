@@ -9,8 +9,12 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_config::checks::{check_range, check_request_timeout};
 use waybill_config::{ConfigError, file_permissions, read_text, units};
 use waybill_telemetry::chain;
+
+/// Spans that wait: with more, the process would run out of memory later.
+const QUEUE_MAX: usize = 10_000_000;
 
 /// The `telemetry.traces` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -84,8 +88,12 @@ impl TracesConfig {
         Ok(Some(client))
     }
 
-    /// Checks the rules that span several keys.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    /// Checks the section.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        check_range("telemetry.traces.queueMax", self.queue_max, 1..=QUEUE_MAX)?;
+        if self.endpoint.is_some() {
+            check_request_timeout("telemetry.traces.requestTimeout", self.request_timeout)?;
+        }
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             let problem = "must be between 0 and 1".to_owned();
             return Err(ConfigError::invalid(
@@ -158,7 +166,7 @@ mod tests {
             headers_file: Some(file.path().to_owned()),
             ..config()
         };
-        config.check().unwrap();
+        config.validate().unwrap();
         let client = config.client().unwrap().unwrap();
         let yaml = serde_saphyr::to_string(&config).unwrap();
         for shown in [format!("{config:?}"), format!("{client:?}"), yaml] {
@@ -182,7 +190,12 @@ mod tests {
         let endpoint = |text: &'static str| -> Change<'_> {
             Box::new(move |c| c.endpoint = Some(text.to_owned()))
         };
-        let cases: [(&str, Change<'_>); 10] = [
+        let cases: [(&str, Change<'_>); 12] = [
+            (
+                "requestTimeout",
+                Box::new(|c| c.request_timeout = Duration::from_millis(99)),
+            ),
+            ("queueMax", Box::new(|c| c.queue_max = usize::MAX)),
             ("sampleRatio", Box::new(|c| c.sample_ratio = 1.5)),
             ("sampleRatio", Box::new(|c| c.sample_ratio = f64::NAN)),
             ("endpoint is not a URL", endpoint("collector")),
@@ -218,7 +231,7 @@ mod tests {
         for (expected, change) in cases {
             let mut config = config();
             change(&mut config);
-            let refused = config.check().unwrap_err().to_string();
+            let refused = config.validate().unwrap_err().to_string();
             let refused = refused.replace('`', "");
             assert!(refused.contains(expected), "{expected}: {refused}");
             assert!(!refused.contains("sesame"), "{refused}");

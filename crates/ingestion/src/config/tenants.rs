@@ -46,6 +46,7 @@ impl TenantLimit {
 
 impl TenantLimitsConfig {
     /// The limits in the form that ingestion uses.
+    #[must_use]
     pub fn rates(&self) -> TenantRates {
         let each = self.per_second.map(|per_second| TenantLimit {
             per_second,

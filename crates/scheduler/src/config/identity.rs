@@ -12,9 +12,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use waybill_config::Environment;
 use waybill_engine::{ShardId, ShardingScheme};
-use waybill_scheduler::Own;
 
-use super::Config;
+use super::SchedulerConfig;
+use crate::own::Own;
 
 /// The label `apps.kubernetes.io/pod-index`, provided by the downward API.
 const POD_INDEX: &str = "POD_INDEX";
@@ -67,40 +67,43 @@ pub enum IdentityError {
     Name(String),
 }
 
-/// The shards that this process runs: the configured ones, else that of `POD_INDEX`, else that of
-/// the number at the end of `POD_NAME`, else all. If each partition has one shard, shards have the
-/// numbers of their partitions. The numbers may refer to the configured sharding or to the current
-/// one, `stored`.
-///
-/// # Errors
-///
-/// If an index is invalid, or a shard does not exist.
-pub fn shards_of_this_process(
-    config: &Config,
-    environment: &Environment,
-    stored: ShardingScheme,
-) -> Result<Own, IdentityError> {
-    let configured = config.partitions * config.scheduler.shards_per_partition;
-    let shards = configured.max(stored.shards());
-    let (source_name, first, last) = match config.scheduler.partitions {
-        PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
-        PartitionChoice::All => return Ok(Own::All),
-        PartitionChoice::Auto => match index_of_pod(environment)? {
-            Some((source_name, index)) => (source_name, index, index),
-            None => return Ok(Own::All),
-        },
-    };
-    if last >= shards {
-        return Err(IdentityError::Beyond {
-            source_name,
-            shard: last,
-            shards,
-        });
+impl SchedulerConfig {
+    /// The shards that this process runs: the configured ones, else that of `POD_INDEX`, else that
+    /// of the number at the end of `POD_NAME`, else all. If each partition has one shard, shards
+    /// have the numbers of their partitions. The numbers may refer to the configured sharding, of
+    /// this many partitions, or to the current one.
+    ///
+    /// # Errors
+    ///
+    /// If an index is invalid, or a shard does not exist.
+    pub fn shards_of_this_process(
+        &self,
+        partitions: u32,
+        environment: &Environment,
+        current: ShardingScheme,
+    ) -> Result<Own, IdentityError> {
+        let configured = partitions * self.shards_per_partition;
+        let shards = configured.max(current.shards());
+        let (source_name, first, last) = match self.partitions {
+            PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
+            PartitionChoice::All => return Ok(Own::All),
+            PartitionChoice::Auto => match index_of_pod(environment)? {
+                Some((source_name, index)) => (source_name, index, index),
+                None => return Ok(Own::All),
+            },
+        };
+        if last >= shards {
+            return Err(IdentityError::Beyond {
+                source_name,
+                shard: last,
+                shards,
+            });
+        }
+        Ok(Own::Range {
+            first: ShardId(first),
+            last: ShardId(last),
+        })
     }
-    Ok(Own::Range {
-        first: ShardId(first),
-        last: ShardId(last),
-    })
 }
 
 fn index_of_pod(environment: &Environment) -> Result<Option<(&'static str, u32)>, IdentityError> {
@@ -277,10 +280,13 @@ mod tests {
     #[test]
     fn the_refusal_counts_shards_where_partitions_have_several() {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
-        let mut config = Config::default();
-        config.scheduler.shards_per_partition = 2;
-        let stored = ShardingScheme::one_each(4);
-        let refused = shards_of_this_process(&config, &environment, stored).unwrap_err();
+        let config = SchedulerConfig {
+            shards_per_partition: 2,
+            ..SchedulerConfig::default()
+        };
+        let current = ShardingScheme::one_each(4);
+        let refused = config.shards_of_this_process(4, &environment, current);
+        let refused = refused.unwrap_err();
         let text = refused.to_string();
         let expected = "POD_INDEX selects shard 8, but there are 8: 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
@@ -300,30 +306,34 @@ mod tests {
     #[test]
     fn where_partitions_have_several_shards_the_index_is_that_of_a_shard() {
         let environment = [("POD_INDEX", "7")].into_iter().collect();
-        let mut config = Config::default();
-        config.scheduler.shards_per_partition = 2;
+        let config = SchedulerConfig {
+            shards_per_partition: 2,
+            ..SchedulerConfig::default()
+        };
         let (first, last) = (ShardId(7), ShardId(7));
         let own = Own::Range { first, last };
-        let of = |config: &Config, stored| shards_of_this_process(config, &environment, stored);
+        let of = |config: &SchedulerConfig, current| {
+            config.shards_of_this_process(4, &environment, current)
+        };
         assert_eq!(of(&config, ShardingScheme::one_each(4)), Ok(own));
         // The shard may exist only in the current layout.
-        let stored = ShardingScheme {
+        let current = ShardingScheme {
             partitions: 2,
             shards_per_partition: 4,
         };
-        assert_eq!(of(&Config::default(), stored), Ok(own));
+        assert_eq!(of(&SchedulerConfig::default(), current), Ok(own));
         // In a layout without the shard, the process runs none.
         assert_eq!(own.of(ShardingScheme::one_each(4)).count(), 0);
     }
 
     fn partitions(choice: &str, environment: Variables) -> Result<Vec<ShardId>, IdentityError> {
-        let mut config = Config::default();
-        config.scheduler.partitions = choice.parse().unwrap();
+        let config = SchedulerConfig {
+            partitions: choice.parse().unwrap(),
+            ..SchedulerConfig::default()
+        };
         let environment = environment.iter().copied().collect();
-        let stored = ShardingScheme::one_each(config.partitions);
-        let own = shards_of_this_process(&config, &environment, stored)?;
-        Ok(own
-            .of(ShardingScheme::one_each(config.partitions))
-            .collect())
+        let current = ShardingScheme::one_each(4);
+        let own = config.shards_of_this_process(4, &environment, current)?;
+        Ok(own.of(current).collect())
     }
 }

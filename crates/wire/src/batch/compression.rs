@@ -15,7 +15,7 @@ use flate2::read::MultiGzDecoder;
 use lz4_flex::frame::FrameDecoder;
 use zstd::stream::read::Decoder as ZstdDecoder;
 
-use super::batch::{BatchError, BatchHeader, HEADER_BYTES};
+use super::{BatchError, BatchHeader, HEADER_BYTES};
 
 /// The start of the Java library's blocks; two version numbers of four bytes follow.
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
@@ -35,7 +35,7 @@ const ZSTD: i16 = 4;
 ///
 /// If its records cannot be decompressed, are not as many as the header says, or would make a batch of more than
 /// `bytes_max`.
-pub(crate) fn uncompressed(
+pub fn uncompressed(
     header: &BatchHeader,
     batch: &Bytes,
     bytes_max: u64,
@@ -121,7 +121,7 @@ fn snappy_block(block: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<(
 mod tests {
     use std::io::Write as _;
 
-    use super::super::batch::tests::{batch, compressed_with};
+    use super::super::made::{batch, compressed_with};
     use super::*;
 
     /// As large as a batch may be here.

@@ -6,8 +6,16 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_config::checks::{
+    BOTH_OR_NEITHER, NOT_ZERO, check_host_and_port, check_range_because, check_request_timeout,
+    require,
+};
 use waybill_config::{ConfigError, Secret, SecretFiles, units};
-use waybill_store::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
+
+use crate::cql::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
+
+/// All supervisors may be unavailable for a day.
+const DUE_INDEX_RETENTION_MIN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The `store.scylla` section: ScyllaDB or Apache Cassandra.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -124,7 +132,12 @@ impl ScyllaConfig {
 
     /// Reads the password from its file. Refuses half a certificate, and a certificate that is
     /// never used. The files of the certificate are read at each connection to a cluster.
-    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or the keys of the certificate or the password do not fit
+    /// together.
+    pub fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let refused = |key: &str, problem: &str| {
             Err(ConfigError::invalid(format!("store.scylla.{key}"), problem))
         };
@@ -139,6 +152,40 @@ impl ScyllaConfig {
         }
         let key = "store.scylla.password";
         files.read_secret(&mut self.password, &mut self.password_file, key)
+    }
+
+    /// Checks the section.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if self.nodes.is_some() {
+            check_request_timeout("store.scylla.requestTimeout", self.request_timeout)?;
+            check_range_because(
+                "store.scylla.dueIndexRetention",
+                self.due_index_retention,
+                DUE_INDEX_RETENTION_MIN..,
+                "only the audit finds operations without index entries",
+            )?;
+        }
+        check_host_and_port("store.scylla.nodes", self.nodes.iter().flatten())?;
+        require(
+            self.nodes.as_ref().is_none_or(|nodes| !nodes.is_empty()),
+            "store.scylla.nodes",
+            "must name a node, or be null for the embedded store",
+        )?;
+        require(
+            self.user.is_some() == self.password.is_some(),
+            "store.scylla.user and store.scylla.password",
+            BOTH_OR_NEITHER,
+        )?;
+        require(
+            self.tls || self.ca_file.is_none(),
+            "store.scylla.caFile",
+            "requires store.scylla.tls",
+        )?;
+        require(
+            self.replication_factor > 0,
+            "store.scylla.replicationFactor",
+            NOT_ZERO,
+        )
     }
 }
 
@@ -192,6 +239,40 @@ mod tests {
         };
         assert_eq!(cql.client_certificate, Some(certificate));
         assert_eq!(cql.replication, CqlReplication::Everywhere(2));
+    }
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut ScyllaConfig);
+        let cases: [(&str, Change); 8] = [
+            ("store.scylla.nodes", |c| {
+                c.nodes = Some(vec!["db.example".to_owned()])
+            }),
+            ("store.scylla.nodes", |c| c.nodes = Some(Vec::new())),
+            ("store.scylla.user", |c| c.user = Some("anna".to_owned())),
+            ("store.scylla.user", |c| c.password = Some("sesame".into())),
+            ("store.scylla.caFile", |c| {
+                c.ca_file = Some("/ca.pem".into())
+            }),
+            ("store.scylla.replicationFactor", |c| {
+                c.replication_factor = 0
+            }),
+            ("store.scylla.requestTimeout", |c| {
+                c.nodes = Some(vec!["a:1".to_owned()]);
+                c.request_timeout = Duration::from_millis(99);
+            }),
+            ("store.scylla.dueIndexRetention", |c| {
+                c.nodes = Some(vec!["a:1".to_owned()]);
+                c.due_index_retention = Duration::from_secs(60);
+            }),
+        ];
+        ScyllaConfig::default().validate().unwrap();
+        for (key, change) in cases {
+            let mut config = ScyllaConfig::default();
+            change(&mut config);
+            let error = config.validate().expect_err(key).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
+        }
     }
 
     #[test]

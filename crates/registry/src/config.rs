@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_config::checks::{BOTH_OR_NEITHER, check_request_timeout, require};
 use waybill_config::{ConfigError, Secret, SecretFiles, read_text, units};
-use waybill_registry::{Login, Registry, RegistrySettings};
+
+use crate::client::{Login, Registry, RegistrySettings};
 
 /// The header that writers put before a datum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -92,7 +94,11 @@ impl RegistryConfig {
     }
 
     /// Reads the password and the certificates from their files.
-    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or the password is also set directly.
+    pub fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let key = "schemaRegistry.password";
         files.read_secret(&mut self.password, &mut self.password_file, key)?;
         if let Some(path) = &self.ca_file {
@@ -102,14 +108,20 @@ impl RegistryConfig {
         Ok(())
     }
 
-    /// Checks the rules that span several keys.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        if self.user.is_some() != self.password.is_some() {
-            return Err(ConfigError::invalid(
-                "schemaRegistry.user and schemaRegistry.password",
-                "must both be set, or neither",
-            ));
+    /// Checks the section, once its files are read.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid, alone or together with others of the section.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.url.is_some() {
+            check_request_timeout("schemaRegistry.requestTimeout", self.request_timeout)?;
         }
+        require(
+            self.user.is_some() == self.password.is_some(),
+            "schemaRegistry.user and schemaRegistry.password",
+            BOTH_OR_NEITHER,
+        )?;
         self.client().map(drop)
     }
 }
@@ -135,7 +147,7 @@ mod tests {
             ..config()
         };
         config.read_files(&mut SecretFiles::default()).unwrap();
-        config.check().unwrap();
+        config.validate().unwrap();
         assert_eq!(config.password.as_ref().unwrap().reveal(), "open sesame");
         let client = config.client().unwrap().unwrap();
         let yaml = serde_saphyr::to_string(&config).unwrap();
@@ -147,7 +159,10 @@ mod tests {
     #[test]
     fn invalid_values_are_refused_with_their_key() {
         type Change = fn(&mut RegistryConfig);
-        let cases: [(&str, Change); 4] = [
+        let cases: [(&str, Change); 5] = [
+            ("schemaRegistry.requestTimeout", |c| {
+                c.request_timeout = Duration::from_millis(99);
+            }),
             ("schemaRegistry is invalid: \"a\"", |c| {
                 c.url = Some("http://anna:sesame@a".to_owned());
             }),
@@ -165,7 +180,7 @@ mod tests {
         for (expected, change) in cases {
             let mut config = config();
             change(&mut config);
-            let error = config.check().unwrap_err().to_string();
+            let error = config.validate().unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
             assert!(!error.contains("sesame"), "{error}");
         }

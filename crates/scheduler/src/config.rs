@@ -1,0 +1,206 @@
+//! The `scheduler` section of the configuration.
+
+mod identity;
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use waybill_config::checks::{NOT_ZERO, check_range, check_range_because, require};
+use waybill_config::{ByteSize, ConfigError, units};
+use waybill_engine::SHARDS_PER_PARTITION_MAX;
+use waybill_topology::lease::{check_lease, check_lease_and_margin};
+
+pub use identity::{IdentityError, PartitionChoice};
+
+/// An owner may take that long to stop acting.
+const LEASE_MARGIN_MIN: Duration = Duration::from_millis(100);
+
+/// The `scheduler` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct SchedulerConfig {
+    /// The partitions that this process runs; if partitions have several shards, the shards.
+    pub partitions: PartitionChoice,
+    /// The number of shards per partition of a new store. `waybill shards set` changes an existing
+    /// one.
+    pub shards_per_partition: u32,
+    /// Operations in memory, over all partitions of the process.
+    pub in_flight_max: usize,
+    /// Their total size.
+    pub in_flight_bytes_max: ByteSize,
+    /// Requests that are read ahead of admission, from each of their two topics, over all
+    /// partitions of the process. Among them tenants take turns, and high priority goes first
+    /// (highPriorityWeight).
+    pub read_ahead_max: usize,
+    /// Their total size, for each topic.
+    pub read_ahead_bytes_max: ByteSize,
+    /// Requests that are tracked, from each of their two topics, over all partitions of the
+    /// process: waiting, under way, or done after one of these, so that a restart reads them again.
+    /// At the limit the topic is not read until the one that holds the checkpoint is done or handed
+    /// off.
+    pub tracked_requests_max: usize,
+    /// How many high-priority requests are admitted for each normal one, while both wait.
+    pub high_priority_weight: u32,
+    /// How long an operation stays in memory before it is handed off to the deadline index and no
+    /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
+    /// handed off at once.
+    #[serde(with = "units::DurationText")]
+    pub hand_off_after: Duration,
+    /// The longest time between two moves of the checkpoint, while records are finished.
+    #[serde(with = "units::DurationText")]
+    pub checkpoint_every: Duration,
+    /// The number of finished records after which it moves earlier.
+    pub checkpoint_records: u64,
+    /// How long the lease of a shard lasts after each renewal.
+    #[serde(with = "units::DurationText")]
+    pub lease: Duration,
+    /// How long before the end of its lease an owner stops, and how long after it a candidate
+    /// waits.
+    #[serde(with = "units::DurationText")]
+    pub lease_margin: Duration,
+    /// How long after complete-by a reply is still expected.
+    #[serde(with = "units::DurationText")]
+    pub timeout_grace: Duration,
+    /// How long a stop waits for operations in flight; the rest is resumed at the next start.
+    #[serde(with = "units::DurationText")]
+    pub drain: Duration,
+    /// How long the supervisor may take to decide about an operation that failed for good, before
+    /// the deadline index reminds it.
+    #[serde(with = "units::DurationText")]
+    pub supervisor_decision_timeout: Duration,
+    /// Whether the status topic gets every step of every operation: for a delivery 7 records in
+    /// addition to 11. Reply topics of callers get them in any case.
+    pub publish_step_status: bool,
+    /// Whether a partition without state in the store is started although its log was processed
+    /// before: every request in the log then runs again.
+    pub start_without_state: bool,
+    /// How long the state store may take for a write or a read of rows before the shard is given
+    /// up, to be acquired again by this or another scheduler.
+    #[serde(with = "units::DurationText")]
+    pub stuck_after: Duration,
+    /// Whether a partition continues if unfinished requests or recoveries are missing from its log:
+    /// retention deleted them, or the topic was deleted and created again.
+    pub skip_deleted_requests: bool,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            partitions: PartitionChoice::Auto,
+            shards_per_partition: 1,
+            in_flight_max: 4_000,
+            in_flight_bytes_max: ByteSize::mib(64),
+            read_ahead_max: 50_000,
+            read_ahead_bytes_max: ByteSize::mib(32),
+            tracked_requests_max: 250_000,
+            high_priority_weight: 4,
+            hand_off_after: Duration::from_secs(5),
+            checkpoint_every: Duration::from_secs(1),
+            checkpoint_records: 10_000,
+            lease: Duration::from_secs(10),
+            lease_margin: Duration::from_secs(1),
+            timeout_grace: Duration::from_millis(500),
+            drain: Duration::from_secs(5),
+            supervisor_decision_timeout: Duration::from_secs(15),
+            publish_step_status: false,
+            start_without_state: false,
+            stuck_after: Duration::from_secs(60),
+            skip_deleted_requests: false,
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// Checks the section.
+    ///
+    /// # Errors
+    ///
+    /// If a value is invalid, alone or together with others of the section.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_range("scheduler.checkpointRecords", self.checkpoint_records, 1..)?;
+        check_lease("scheduler.lease", self.lease)?;
+        check_range_because(
+            "scheduler.leaseMargin",
+            self.lease_margin,
+            LEASE_MARGIN_MIN..,
+            "an owner may take that long to stop acting",
+        )?;
+        check_range(
+            "scheduler.shardsPerPartition",
+            self.shards_per_partition,
+            1..=SHARDS_PER_PARTITION_MAX,
+        )?;
+        require(
+            self.in_flight_max > 0 && self.in_flight_bytes_max > ByteSize::bytes(0),
+            "scheduler.inFlightMax and scheduler.inFlightBytesMax",
+            NOT_ZERO,
+        )?;
+        require(
+            self.read_ahead_max > 0 && self.read_ahead_bytes_max > ByteSize::bytes(0),
+            "scheduler.readAheadMax and scheduler.readAheadBytesMax",
+            NOT_ZERO,
+        )?;
+        require(
+            self.tracked_requests_max >= self.read_ahead_max.saturating_add(self.in_flight_max),
+            "scheduler.trackedRequestsMax",
+            "must be at least scheduler.readAheadMax and scheduler.inFlightMax together",
+        )?;
+        require(
+            self.high_priority_weight > 0,
+            "scheduler.highPriorityWeight",
+            NOT_ZERO,
+        )?;
+        check_lease_and_margin("scheduler.lease", self.lease, self.lease_margin)?;
+        require(
+            !self.checkpoint_every.is_zero() && self.checkpoint_every < self.lease,
+            "scheduler.checkpointEvery",
+            "must be more than 0s and less than scheduler.lease",
+        )?;
+        require(
+            !self.supervisor_decision_timeout.is_zero(),
+            "scheduler.supervisorDecisionTimeout",
+            NOT_ZERO,
+        )?;
+        require(
+            self.stuck_after >= self.lease,
+            "scheduler.stuckAfter",
+            "must be at least scheduler.lease",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut SchedulerConfig);
+        let cases: [(&str, Change); 8] = [
+            ("scheduler.trackedRequestsMax", |c| {
+                c.tracked_requests_max = 53_999
+            }),
+            ("scheduler.shardsPerPartition", |c| {
+                c.shards_per_partition = 0
+            }),
+            ("scheduler.lease", |c| c.lease = Duration::from_secs(2)),
+            ("scheduler.checkpointEvery", |c| {
+                c.checkpoint_every = Duration::from_secs(10);
+            }),
+            ("scheduler.checkpointRecords", |c| c.checkpoint_records = 0),
+            ("scheduler.leaseMargin", |c| {
+                c.lease_margin = Duration::from_millis(99)
+            }),
+            ("scheduler.lease", |c| c.lease = Duration::from_millis(999)),
+            ("scheduler.lease", |c| c.lease = Duration::from_secs(3_601)),
+        ];
+        SchedulerConfig::default().validate().unwrap();
+        for (key, change) in cases {
+            let mut config = SchedulerConfig::default();
+            change(&mut config);
+            let error = config.validate().expect_err(key).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
+        }
+    }
+}
