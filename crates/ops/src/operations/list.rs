@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::value::RawValue;
 use uuid::Uuid;
+use waybill_api::view::ItemView;
 use waybill_telemetry::visible::escaped_json;
 
 use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
-use super::wire::Item;
 use crate::shown::{NOTHING, Output, line};
 
 /// The maximum number of operations in one list. Their IDs are kept in memory to list each once.
@@ -131,7 +131,7 @@ impl<'a> Listing<'a> {
     /// `None` at the end of the list or at the limit.
     pub(super) async fn next_page(
         &mut self,
-    ) -> Result<Option<Vec<(Box<RawValue>, Item)>>, OpsError> {
+    ) -> Result<Option<Vec<(Box<RawValue>, ItemView)>>, OpsError> {
         let mut query = self.query.clone();
         match &self.at {
             _ if self.left == 0 => return Ok(None),
@@ -143,7 +143,7 @@ impl<'a> Listing<'a> {
         let page = self.api.page(&query).await?;
         let mut items = Vec::with_capacity(page.items.len());
         for json in page.items {
-            let item: Item = self.api.read(json.get().as_bytes())?;
+            let item: ItemView = self.api.read(json.get().as_bytes())?;
             if self.left > 0 && self.seen.insert(item.id) {
                 self.left -= 1;
                 items.push((json, item));
@@ -174,7 +174,7 @@ pub(super) enum Columns {
 
 impl Columns {
     /// The columns that these operations need.
-    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Item>) -> Self {
+    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a ItemView>) -> Self {
         let mut items = items.into_iter();
         match items.any(|item| !item.tenant.is_empty()) {
             true => Self::WithTenant,
@@ -185,7 +185,7 @@ impl Columns {
 
 /// An operation as a line of a table.
 pub(super) struct Row<'a> {
-    pub(super) item: &'a Item,
+    pub(super) item: &'a ItemView,
     pub(super) columns: Columns,
 }
 
@@ -225,7 +225,7 @@ impl Row<'_> {
 
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Item {
+        let ItemView {
             id,
             state,
             workflow,
@@ -248,7 +248,7 @@ impl fmt::Display for Row<'_> {
             "" => NOTHING.to_owned(),
             name => name.to_owned(),
         };
-        let cells = [
+        let cells: [&str; 8] = [
             &id.to_string(),
             state,
             &age(*age_seconds),
@@ -272,27 +272,26 @@ fn age(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::operations::wire::Failure;
+    use waybill_api::view::ErrorView;
 
-    fn item() -> Item {
-        Item {
+    use super::*;
+
+    fn item() -> ItemView {
+        ItemView {
             id: Uuid::from_u128(1),
-            state: "CompensationFailed".to_owned(),
+            state: "CompensationFailed".into(),
             workflow: "drone-delivery".to_owned(),
             workflow_version: Some(1),
-            workflow_unknown: false,
             tenant: "acme".to_owned(),
             caller_id: Some("order-17".to_owned()),
             step: Some("third-party".to_owned()),
-            error: Some(Failure {
+            error: Some(ErrorView {
                 code: "drone-unavailable".to_owned(),
-                ..Failure::default()
+                ..ErrorView::default()
             }),
             fingerprint: Some("0123456789ab".to_owned()),
             age_seconds: 86_399,
-            next_due: None,
-            abandoned: false,
+            ..ItemView::default()
         }
     }
 
@@ -329,16 +328,16 @@ mod tests {
     #[test]
     fn no_line_is_longer_than_a_terminal_and_none_breaks() {
         let long = || Some("lang\nname ".repeat(20));
-        let item = Item {
-            state: "x".repeat(99),
+        let item = ItemView {
+            state: "x".repeat(99).into(),
             workflow: long().unwrap(),
             caller_id: long(),
             step: long(),
             fingerprint: long(),
             age_seconds: 9_999 * 86_400,
-            error: Some(Failure {
+            error: Some(ErrorView {
                 code: "ü".repeat(99),
-                ..Failure::default()
+                ..ErrorView::default()
             }),
             abandoned: true,
             ..item()
@@ -349,7 +348,7 @@ mod tests {
             assert_eq!(row.chars().count(), width, "{row}");
             assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
         }
-        let item = &Item::default();
+        let item = &ItemView::default();
         let columns = Columns::of([item]);
         assert_eq!(columns, Columns::Plain);
         let nothing = Row { item, columns }.to_string();
