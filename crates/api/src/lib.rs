@@ -1,5 +1,5 @@
-//! The input of the HTTP API: ids of operations, requests and their checks, and the rates of
-//! tenants.
+//! The HTTP API: ids of operations, requests and their checks, the rates of tenants, and [answers about
+//! operations](view).
 //!
 //! Ingestion checks requests by these rules before it accepts them. The scheduler repeats the
 //! checks that follow from the record alone, for requests that were written straight to a topic.
@@ -10,3 +10,4 @@
 pub mod id;
 pub mod request;
 pub mod tenant_limits;
+pub mod view;

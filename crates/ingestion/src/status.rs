@@ -18,6 +18,7 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 use waybill_api::id::{self, CallerId};
 use waybill_api::request::DRONE_DELIVERY;
+use waybill_api::view::OperationView;
 use waybill_engine::{
     CreateRequest, OperationId, OperationRow, PartitionId, Position, Priority, Workflows,
 };
@@ -28,7 +29,7 @@ use super::dedup_cache::Accepted;
 use super::intake::Intake;
 use super::request_lookup::FoundRequest;
 use super::token::StatusToken;
-use super::view::{DeliveryView, OperationView};
+use super::view::{self, DeliveryView};
 
 /// A status request.
 #[derive(Clone, Copy, Debug)]
@@ -249,7 +250,7 @@ impl Status {
     /// Its view as an operation.
     pub fn operation(&self, workflows: &Workflows) -> OperationView {
         match self {
-            Self::Row(row) => OperationView::of_row(row, workflows),
+            Self::Row(row) => view::of_row(row, workflows),
             Self::Rejected(id) => OperationView::rejected(*id),
             Self::Pending(pending) => {
                 let view = OperationView::pending(pending.id, pending.ahead);

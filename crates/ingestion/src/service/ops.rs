@@ -22,6 +22,7 @@ use hyper::body::Body as _;
 use hyper::{HeaderMap, StatusCode, header};
 use uuid::Uuid;
 use waybill_api::request::Envelope;
+use waybill_api::view::VerbAcceptedView;
 use waybill_engine::{OperationId, OperationRow};
 use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Tenants};
@@ -30,7 +31,6 @@ use waybill_http::problem::{Kind, Problem};
 
 use super::{Api, Parameters, Reply, json, set};
 use crate::status::{self, Query, Status, TenantMatch};
-use crate::view::VerbAcceptedView;
 
 pub use self::list::ListAdmission;
 

@@ -3,7 +3,6 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
-use uuid::Uuid;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{OperationId, OperationRow};
 use waybill_http::problem::Problem;
@@ -78,24 +77,4 @@ pub struct BatchLine<'a> {
     /// the number of the first line that was not read.
     #[schema(example = 1)]
     pub line: u64,
-}
-
-/// A verb that was accepted, and is on its way to the operation's scheduler.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = VerbAccepted)]
-pub struct VerbAcceptedView {
-    /// The operation's id.
-    #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
-    pub id: OperationId,
-    /// The verb.
-    #[schema(example = "cancel")]
-    pub verb: &'static str,
-    /// The id of this request: the same for repeats with the same `Idempotency-Key`.
-    #[schema(format = "uuid", example = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10")]
-    pub request_id: Uuid,
-    /// The new operation that runs this one again.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, format = "uuid")]
-    pub resubmitted_as: Option<OperationId>,
 }

@@ -14,12 +14,13 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
+use waybill_api::view::{OperationView, VerbAcceptedView};
 use waybill_telemetry::VERSION;
 use waybill_telemetry::visible::escaped;
 
 use self::path::{OPERATIONS, path_of, query_of, tenant_pair};
 use super::OpsError;
-use super::wire::{Asked, Operation, Page, Problem};
+use super::wire::{Page, Problem};
 use crate::access::{AccessArgs, Silence};
 use crate::address::ApiAddress;
 
@@ -166,15 +167,15 @@ impl ApiError {
 pub(super) struct Found {
     /// The JSON of the answer.
     pub(super) json: Bytes,
-    pub(super) operation: Operation,
+    pub(super) operation: OperationView,
 }
 
 /// The answer to a verb.
 pub(super) enum Answer {
     /// The request is on its way to the operation's scheduler.
-    Asked(Asked),
+    Asked(VerbAcceptedView),
     /// The operation already was in the requested state.
-    AsItIs(Box<Operation>),
+    AsItIs(Box<OperationView>),
 }
 
 /// A client of the API.

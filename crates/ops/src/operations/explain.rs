@@ -16,13 +16,13 @@ use std::ops::{ControlFlow, Range};
 use clap::{Args, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
+use waybill_api::view::{OperationView, StepView};
 use waybill_engine::{ByPriority, KeyHash, OperationId, PartitionId, Priority, ShardingScheme};
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{escaped, to_json};
 use waybill_topology::shards::show::ShardView;
 
 use super::api::{Api, ApiError};
-use super::wire::{Operation, Step};
 use crate::access::AdminArgs;
 use crate::address::ApiAddress;
 use crate::connection::{Connection, chosen, until_reader_leaves};
@@ -254,7 +254,7 @@ impl Holder {
     fn of(
         id: OperationId,
         offset: i64,
-        found: Result<Operation, ApiError>,
+        found: Result<OperationView, ApiError>,
         is_first: bool,
     ) -> Option<Self> {
         let (state, why) = match found {
@@ -264,11 +264,11 @@ impl Holder {
                 }
                 let why =
                     "it has ended or was handed off; its messages may not be acknowledged yet";
-                (Some(operation.state), why.to_owned())
+                (Some(operation.state.into_owned()), why.to_owned())
             }
             Ok(operation) => {
                 let why = why(&operation);
-                (Some(operation.state), why)
+                (Some(operation.state.into_owned()), why)
             }
             Err(error) if error.is_unknown() => return None,
             Err(error) => (None, error.to_string()),
@@ -283,10 +283,10 @@ impl Holder {
 }
 
 /// What an operation waits for.
-pub(super) fn why(operation: &Operation) -> String {
+pub(super) fn why(operation: &OperationView) -> String {
     let under_way = operation.steps.iter().filter(|step| step.is_under_way());
     let steps = under_way.map(|step| {
-        let Step { name, attempt, .. } = step;
+        let StepView { name, attempt, .. } = step;
         match (&step.complete_by, &step.retry_at) {
             (Some(until), _) => format!("step {name}, attempt {attempt}, until {until}"),
             (None, Some(at)) if *attempt == 0 => format!("step {name}, postponed until {at}"),
@@ -406,12 +406,12 @@ impl fmt::Display for Lag {
 mod tests {
     use super::*;
 
-    fn operation(state: &str, steps: Vec<Step>) -> Operation {
-        Operation {
-            state: state.to_owned(),
+    fn operation(state: &str, steps: Vec<StepView>) -> OperationView {
+        OperationView {
+            state: state.to_owned().into(),
             what_next: Some("Waiting for the scheduler to read the request.".to_owned()),
             steps,
-            ..Operation::default()
+            ..OperationView::default()
         }
     }
 
@@ -430,7 +430,7 @@ mod tests {
                 "{state}"
             );
         }
-        let handed_off = Operation {
+        let handed_off = OperationView {
             handed_off: true,
             ..operation("Processing", Vec::new())
         };
@@ -444,12 +444,12 @@ mod tests {
 
     #[test]
     fn an_operation_waits_for_its_running_steps() {
-        let step = |name: &str, complete_by: Option<&str>, retry_at: Option<&str>| Step {
-            name: name.to_owned(),
+        let step = |name: &str, complete_by: Option<&str>, retry_at: Option<&str>| StepView {
+            name: name.into(),
             attempt: 2,
             complete_by: complete_by.map(str::to_owned),
             retry_at: retry_at.map(str::to_owned),
-            ..Step::default()
+            ..StepView::default()
         };
         let steps = vec![
             step("account", None, None),

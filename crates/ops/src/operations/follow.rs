@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use waybill_api::view::{HistoryView, OperationView, VerbAcceptedView};
 
 use super::api::{Api, ApiError};
 use super::line::{Outcome, Report};
 use super::verb::Verb;
-use super::wire::{Asked, HistoryEntry, Operation};
 
 /// The first and the longest pause between two reads of an operation.
 const READ_EVERY_MIN: Duration = Duration::from_millis(100);
@@ -25,7 +25,7 @@ pub(super) struct Followed {
     verb: Verb,
     tenant: Option<String>,
     /// Its history before the verb.
-    history: Vec<HistoryEntry>,
+    history: Vec<HistoryView>,
     /// Whether the verb may take effect without a new entry in the history.
     is_taken: bool,
     /// When to stop following it.
@@ -34,16 +34,16 @@ pub(super) struct Followed {
 
 impl Followed {
     pub(super) fn new(
-        seen: Option<&Operation>,
-        asked: &Asked,
+        seen: Option<&OperationView>,
+        asked: &VerbAcceptedView,
         verb: &Verb,
         tenant: Option<&str>,
         until: Instant,
     ) -> Self {
-        let id_awaited = asked.resubmitted_as.as_ref().unwrap_or(&asked.id);
+        let id_awaited = asked.resubmitted_as.unwrap_or(asked.id);
         Self {
-            id: asked.id.clone(),
-            id_awaited: id_awaited.clone(),
+            id: asked.id.to_string(),
+            id_awaited: id_awaited.to_string(),
             verb: verb.clone(),
             tenant: tenant.map(str::to_owned),
             history: seen.map_or_else(Vec::new, |seen| seen.history.clone()),
@@ -54,7 +54,7 @@ impl Followed {
     }
 
     /// The operation's current state; `None` if it does not exist yet.
-    pub(super) async fn read(&self, api: &Api) -> Result<Option<Operation>, ApiError> {
+    pub(super) async fn read(&self, api: &Api) -> Result<Option<OperationView>, ApiError> {
         match api.find(&self.id_awaited, self.tenant.as_deref()).await {
             Ok(found) => Ok(Some(found.operation)),
             Err(error) if error.is_unknown() => Ok(None),
@@ -79,13 +79,13 @@ impl Followed {
     }
 
     /// The result of the verb; `None` if not known yet.
-    pub(super) fn report_of(&self, now: &Operation) -> Option<Report> {
+    pub(super) fn report_of(&self, now: &OperationView) -> Option<Report> {
         let mut newest_first = now.history.iter().rev();
         let entry = newest_first
             .find(|entry| self.verb.matches(entry) && !self.history.contains(entry))
             .filter(|_| self.id_awaited == self.id);
         match entry {
-            Some(HistoryEntry {
+            Some(HistoryView {
                 refused: Some(code),
                 ..
             }) => {
@@ -111,7 +111,7 @@ impl Followed {
     }
 
     /// The report after the time is up.
-    pub(super) fn given_up(&self, now: Option<&Operation>) -> Report {
+    pub(super) fn given_up(&self, now: Option<&OperationView>) -> Report {
         self.report(Outcome::Open, now)
     }
 
@@ -120,7 +120,7 @@ impl Followed {
         self.report(Outcome::Asked, None)
     }
 
-    fn report(&self, outcome: Outcome, now: Option<&Operation>) -> Report {
+    fn report(&self, outcome: Outcome, now: Option<&OperationView>) -> Report {
         let report = Report::new(&self.id, &self.verb, outcome);
         let report = match now {
             Some(now) => report.with_state(now),
@@ -145,35 +145,41 @@ impl Followed {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
-    fn entry(at: &str, verb: &str, refused: Option<&str>) -> HistoryEntry {
-        HistoryEntry {
+    const OLD: Uuid = Uuid::from_u128(1);
+    const NEW: Uuid = Uuid::from_u128(2);
+
+    fn entry(at: &str, verb: &str, refused: Option<&str>) -> HistoryView {
+        HistoryView {
             at: at.to_owned(),
             verb: verb.to_owned(),
             refused: refused.map(str::to_owned),
-            ..HistoryEntry::default()
+            ..HistoryView::default()
         }
     }
 
-    fn operation(state: &str, history: &[HistoryEntry]) -> Operation {
-        Operation {
-            id: "old".to_owned(),
-            state: state.to_owned(),
+    fn operation(state: &str, history: &[HistoryView]) -> OperationView {
+        OperationView {
+            id: OLD,
+            state: state.to_owned().into(),
             history: history.to_vec(),
-            ..Operation::default()
+            ..OperationView::default()
         }
     }
 
-    fn followed(verb: &Verb, seen: &Operation, new: Option<&str>) -> Followed {
-        let asked = Asked {
-            id: "old".to_owned(),
-            resubmitted_as: new.map(str::to_owned),
+    fn followed(verb: &Verb, seen: &OperationView, new: Option<Uuid>) -> Followed {
+        let asked = VerbAcceptedView {
+            id: OLD,
+            resubmitted_as: new,
+            ..VerbAcceptedView::default()
         };
         Followed::new(Some(seen), &asked, verb, None, Instant::now())
     }
 
-    fn outcome(followed: &Followed, now: &Operation) -> Option<Outcome> {
+    fn outcome(followed: &Followed, now: &OperationView) -> Option<Outcome> {
         followed.report_of(now).map(|report| report.outcome)
     }
 
@@ -186,7 +192,7 @@ mod tests {
             &operation("Error", std::slice::from_ref(&before)),
             None,
         );
-        let now = |state: &str, history: &[&HistoryEntry]| {
+        let now = |state: &str, history: &[&HistoryView]| {
             let history: Vec<_> = history.iter().copied().cloned().collect();
             outcome(&followed, &operation(state, &history))
         };
@@ -218,7 +224,7 @@ mod tests {
         let seen = operation("Processing", &[]);
         let followed = followed(&Verb::Cancel, &seen, None);
         let waits = "Waiting for an operator: resubmit.";
-        let now = |state: &str, refused: Option<&str>| Operation {
+        let now = |state: &str, refused: Option<&str>| OperationView {
             what_next: Some(waits.to_owned()),
             ..operation(state, &[entry("2", "cancel", refused)])
         };
@@ -257,12 +263,12 @@ mod tests {
     #[test]
     fn a_resubmission_as_new_is_done_when_the_new_operation_is() {
         let seen = operation("Compensated", &[]);
-        let followed = followed(&Verb::ResubmitAsNew, &seen, Some("new"));
+        let followed = followed(&Verb::ResubmitAsNew, &seen, Some(NEW));
         assert_eq!(outcome(&followed, &operation("Pending", &[])), None);
         let report = followed.report_of(&operation("Processed", &[])).unwrap();
         assert_eq!(report.outcome, Outcome::Done);
-        assert_eq!(report.id, "old");
-        assert_eq!(report.resubmitted_as.as_deref(), Some("new"));
+        assert_eq!(report.id, OLD.to_string());
+        assert_eq!(report.resubmitted_as, Some(NEW.to_string()));
         let again = followed.report_of(&operation("Compensated", &[])).unwrap();
         assert_eq!(again.outcome, Outcome::Failed);
     }

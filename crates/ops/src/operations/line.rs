@@ -4,11 +4,11 @@ use std::fmt;
 use std::io::{self, Write};
 
 use serde::Serialize;
+use waybill_api::view::{ErrorView, OperationView};
 use waybill_ingestion::as_typed;
 use waybill_telemetry::visible::{escaped, to_json};
 
 use super::verb::Verb;
-use super::wire::{Failure, Operation};
 use crate::shown::Output;
 
 /// The outcome of a verb.
@@ -57,7 +57,7 @@ pub(super) struct Report {
     pub(super) abandoned: bool,
     /// Why the verb did not succeed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) error: Option<Failure>,
+    pub(super) error: Option<ErrorView>,
     /// The operation that runs it again. The state is that of the new one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) resubmitted_as: Option<String>,
@@ -86,12 +86,12 @@ impl Report {
         }
     }
 
-    pub(super) fn with_state(self, operation: &Operation) -> Self {
+    pub(super) fn with_state(self, operation: &OperationView) -> Self {
         // After a success, the operation's error is only the reason for the verb.
         let error = operation.error.clone();
         let error = error.filter(|_| self.outcome != Outcome::Done);
         Self {
-            state: Some(operation.state.clone()),
+            state: Some(operation.state.to_string()),
             abandoned: operation.abandoned,
             error,
             ..self
@@ -136,7 +136,7 @@ impl fmt::Display for Report {
         if let Some(note) = &self.note {
             write!(f, "  {}", escaped(note))?;
         }
-        if let Some(Failure { code, message, .. }) = &self.error {
+        if let Some(ErrorView { code, message, .. }) = &self.error {
             write!(f, "  {}: {}", escaped(code), escaped(message))?;
         }
         Ok(())
@@ -151,19 +151,19 @@ mod tests {
     fn a_line_omits_missing_values_and_control_characters() {
         let report = Report::new("a", &Verb::ResubmitAsNew, Outcome::Failed);
         assert_eq!(report.to_string(), "failed      a  resubmit --as-new");
-        let operation = Operation {
-            state: "Error".to_owned(),
-            error: Some(Failure {
+        let operation = OperationView {
+            state: "Error".into(),
+            error: Some(ErrorView {
                 code: "no-drone".to_owned(),
                 message: "none\nfree".to_owned(),
                 step: None,
             }),
-            ..Operation::default()
+            ..OperationView::default()
         };
         let report = report.with_new("b").with_state(&operation);
         let done = Report::new("a", &Verb::Compensate, Outcome::Done).with_state(&operation);
         assert_eq!(done.to_string(), "done        a  compensate  Error");
-        let abandoned = Operation {
+        let abandoned = OperationView {
             abandoned: true,
             ..operation.clone()
         };

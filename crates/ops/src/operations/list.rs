@@ -6,12 +6,12 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::value::RawValue;
 use uuid::Uuid;
+use waybill_api::view::ItemView;
 use waybill_telemetry::visible::escaped_json;
 
 use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
-use super::wire::Item;
 use crate::shown::{NOTHING, Output};
 use crate::table::{Column, Table, terminal_width};
 
@@ -137,7 +137,7 @@ impl<'a> Listing<'a> {
     /// `None` at the end of the list or at the limit.
     pub(super) async fn next_page(
         &mut self,
-    ) -> Result<Option<Vec<(Box<RawValue>, Item)>>, OpsError> {
+    ) -> Result<Option<Vec<(Box<RawValue>, ItemView)>>, OpsError> {
         let mut query = self.query.clone();
         match &self.at {
             _ if self.left == 0 => return Ok(None),
@@ -149,7 +149,7 @@ impl<'a> Listing<'a> {
         let page = self.api.page(&query).await?;
         let mut items = Vec::with_capacity(page.items.len());
         for json in page.items {
-            let item: Item = self.api.read(json.get().as_bytes())?;
+            let item: ItemView = self.api.read(json.get().as_bytes())?;
             if self.left > 0 && self.seen.insert(item.id) {
                 self.left -= 1;
                 items.push((json, item));
@@ -190,7 +190,7 @@ impl ItemTable {
 
     /// A table for a terminal of this width, with the columns that these operations need.
     pub(super) fn of<'a>(
-        items: impl IntoIterator<Item = &'a Item>,
+        items: impl IntoIterator<Item = &'a ItemView>,
         terminal_width: Option<u16>,
     ) -> Self {
         let mut columns = Self::COLUMNS.to_vec();
@@ -208,7 +208,7 @@ impl ItemTable {
     }
 
     /// The operations with a heading.
-    pub(super) fn with_heading<'a>(&self, items: impl IntoIterator<Item = &'a Item>) -> String {
+    pub(super) fn with_heading<'a>(&self, items: impl IntoIterator<Item = &'a ItemView>) -> String {
         self.text(
             Table::new(&self.columns, self.terminal_width).with_heading(),
             items,
@@ -216,11 +216,15 @@ impl ItemTable {
     }
 
     /// The operations alone.
-    fn rows<'a>(&self, items: impl IntoIterator<Item = &'a Item>) -> String {
+    fn rows<'a>(&self, items: impl IntoIterator<Item = &'a ItemView>) -> String {
         self.text(Table::new(&self.columns, self.terminal_width), items)
     }
 
-    fn text<'a>(&self, mut table: Table<'_>, items: impl IntoIterator<Item = &'a Item>) -> String {
+    fn text<'a>(
+        &self,
+        mut table: Table<'_>,
+        items: impl IntoIterator<Item = &'a ItemView>,
+    ) -> String {
         for item in items {
             let mut cells = cells(item).to_vec();
             if self.has_tenants() {
@@ -232,8 +236,8 @@ impl ItemTable {
     }
 }
 
-fn cells(item: &Item) -> [String; 8] {
-    let Item {
+fn cells(item: &ItemView) -> [String; 8] {
+    let ItemView {
         id,
         state,
         workflow,
@@ -253,7 +257,7 @@ fn cells(item: &Item) -> [String; 8] {
     let given = |text: &Option<String>| or_nothing(text.as_deref().unwrap_or_default());
     [
         id.to_string(),
-        state.clone(),
+        state.to_string(),
         age(*age_seconds),
         or_nothing(workflow),
         given(step),
@@ -281,27 +285,26 @@ fn age(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::operations::wire::Failure;
+    use waybill_api::view::ErrorView;
 
-    fn item() -> Item {
-        Item {
+    use super::*;
+
+    fn item() -> ItemView {
+        ItemView {
             id: Uuid::from_u128(1),
-            state: "CompensationFailed".to_owned(),
+            state: "CompensationFailed".into(),
             workflow: "drone-delivery".to_owned(),
             workflow_version: Some(1),
-            workflow_unknown: false,
             tenant: "acme".to_owned(),
             caller_id: Some("order-17".to_owned()),
             step: Some("third-party".to_owned()),
-            error: Some(Failure {
+            error: Some(ErrorView {
                 code: "drone-unavailable".to_owned(),
-                ..Failure::default()
+                ..ErrorView::default()
             }),
             fingerprint: Some("0123456789ab".to_owned()),
             age_seconds: 86_399,
-            next_due: None,
-            abandoned: false,
+            ..ItemView::default()
         }
     }
 
@@ -340,21 +343,21 @@ mod tests {
     #[test]
     fn hostile_texts_break_no_line_and_nothing_is_an_empty_cell() {
         let long = || Some("lang\nname ".repeat(20));
-        let item = Item {
-            state: "x".repeat(99),
+        let item = ItemView {
+            state: "x".repeat(99).into(),
             workflow: long().unwrap(),
             caller_id: long(),
             step: long(),
-            error: Some(Failure {
+            error: Some(ErrorView {
                 code: "ü".repeat(99),
-                ..Failure::default()
+                ..ErrorView::default()
             }),
             abandoned: true,
             ..item()
         };
         let row = ItemTable::of([&item], None).rows([&item]);
         assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
-        let item = &Item::default();
+        let item = &ItemView::default();
         let table = ItemTable::of([item], None);
         assert!(!table.has_tenants());
         let nothing = table.rows([item]);

@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
+use waybill_api::view::{ItemView, OperationView};
 use waybill_config::duration_from_text;
 use waybill_telemetry::visible::to_json;
 
@@ -31,7 +32,6 @@ use super::line::{Outcome, Report};
 use super::list::{ItemTable, Listing};
 use super::single::{Sent, resubmitted_before, send};
 use super::verb::Asking;
-use super::wire::{Item, Operation};
 use crate::shown::Output;
 use crate::table::terminal_width;
 
@@ -165,7 +165,7 @@ pub(super) async fn redrive(
 struct Plan {
     ids: Vec<Uuid>,
     /// The first of them, as JSON and decoded.
-    first: Vec<(Box<RawValue>, Item)>,
+    first: Vec<(Box<RawValue>, ItemView)>,
     has_more: bool,
 }
 
@@ -227,7 +227,7 @@ struct DryRun<'a> {
 struct NotSent {
     error: ApiError,
     /// The operation as it was when the verb was sent, if the command got that far.
-    seen: Option<Box<Operation>>,
+    seen: Option<Box<OperationView>>,
 }
 
 impl From<ApiError> for NotSent {
@@ -237,11 +237,11 @@ impl From<ApiError> for NotSent {
 }
 
 /// The report for an operation to which the verb does not apply, by its last seen state.
-fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
+fn not_for(asking: &Asking, seen: &OperationView) -> Option<Report> {
     let verb = &asking.verb;
     let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
     resubmitted_before(asking, seen).or_else(|| {
-        let skipped = Report::new(&seen.id, verb, Outcome::Skipped).with_state(seen);
+        let skipped = Report::new(&seen.id.to_string(), verb, Outcome::Skipped).with_state(seen);
         (!is_offered).then(|| skipped.with_note("the verb does not apply to its state"))
     })
 }

@@ -5,12 +5,12 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::value::RawValue;
+use waybill_api::view::{ErrorView, HistoryView, OperationView, StepView};
 use waybill_ingestion::as_typed;
 use waybill_telemetry::visible::{escaped, escaped_json};
 
 use super::OpsError;
 use super::api::{Api, Found};
-use super::wire::{Failure, HistoryEntry, Operation, Step};
 use crate::shown::{NOTHING, Output};
 use crate::table::{Column, Table, terminal_width};
 
@@ -44,7 +44,7 @@ impl ShowArgs {
 }
 
 /// The output for one operation.
-struct Shown<'a>(&'a Operation);
+struct Shown<'a>(&'a OperationView);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,8 +59,8 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let Operation {
+fn facts(operation: &OperationView, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let OperationView {
         id,
         state,
         workflow,
@@ -87,11 +87,9 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         updated_at,
         ..
     } = operation;
-    let owner = epoch.map(|epoch| {
-        let owner = locked_by
-            .as_deref()
-            .unwrap_or("no scheduler has it in memory");
-        format!("{owner}, epoch {epoch}")
+    let owner = epoch.map(|epoch| match locked_by {
+        Some(owner) => format!("{owner}, epoch {epoch}"),
+        None => format!("no scheduler has it in memory, epoch {epoch}"),
     });
     let typed: Vec<&str> = verbs.iter().map(|verb| as_typed(verb)).collect();
     let verbs = (!typed.is_empty()).then(|| typed.join(", "));
@@ -102,25 +100,25 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let failures = (*failure_count > 0).then(|| failure_count.to_string());
     let yes = |flag: bool| flag.then(|| "yes".to_owned());
     let facts = [
-        ("operation", Some(id.clone())),
-        ("state", Some(state.clone())),
+        ("operation", Some(id.to_string())),
+        ("state", Some(state.to_string())),
         ("abandoned", yes(*abandoned)),
         ("next", what_next.clone()),
         ("verbs", verbs),
-        ("error", error.as_ref().map(Failure::to_string)),
-        ("failed before", cause.as_ref().map(Failure::to_string)),
-        ("cancel", cancel.clone()),
+        ("error", error.as_ref().map(ErrorView::to_string)),
+        ("failed before", cause.as_ref().map(ErrorView::to_string)),
+        ("cancel", cancel.as_ref().map(ToString::to_string)),
         ("workflow", workflow),
-        ("tenant", tenant.clone()),
-        ("caller's id", caller_id.clone()),
+        ("tenant", tenant.as_ref().map(ToString::to_string)),
+        ("caller's id", caller_id.as_ref().map(ToString::to_string)),
         ("requests ahead", ahead.map(|ahead| ahead.to_string())),
-        ("resubmits", resubmission_of.clone()),
-        ("resubmitted as", resubmitted_as.clone()),
+        ("resubmits", resubmission_of.map(|id| id.to_string())),
+        ("resubmitted as", resubmitted_as.map(|id| id.to_string())),
         ("created", created_at.as_deref().map(time)),
         ("changed", updated_at.as_deref().map(time)),
         ("deadline", deadline.as_deref().map(time)),
         ("next due", next_due.as_deref().map(time)),
-        ("priority", priority.clone()),
+        ("priority", priority.as_ref().map(ToString::to_string)),
         ("handed off", yes(*handed_off)),
         ("failures", failures),
         ("owner", owner),
@@ -133,7 +131,7 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn steps(steps: &[StepView], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     const COLUMNS: [Column; 7] = [
         Column::whole("STEP", 16),
         Column::whole("STATE", 12),
@@ -167,7 +165,7 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ]);
     }
     writeln!(f, "\n{}", table.into_text())?;
-    for Step { name, error, .. } in steps {
+    for StepView { name, error, .. } in steps {
         if let Some(error) = error {
             writeln!(f, "{}: {}", escaped(name), escaped(&error.to_string()))?;
         }
@@ -184,10 +182,10 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn history(history: &[HistoryEntry], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn history(history: &[HistoryView], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "\n{:<24}  VERB", "TIME")?;
     for entry in history {
-        let HistoryEntry {
+        let HistoryView {
             at,
             by,
             verb,
@@ -223,6 +221,8 @@ fn time(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
     fn text(text: &str) -> Option<String> {
@@ -231,60 +231,60 @@ mod tests {
 
     #[test]
     fn the_page_of_an_operation_is_complete() {
-        let failure = Failure {
+        let failure = ErrorView {
             code: "no-drone".to_owned(),
             message: "none is free".to_owned(),
             step: None,
         };
-        let drone = Step {
-            name: "drone".to_owned(),
-            state: "Failed".to_owned(),
+        let drone = StepView {
+            name: "drone".into(),
+            state: "Failed".into(),
             attempt: 20,
-            action: text("Compensate"),
+            action: Some("Compensate".into()),
             failure_count: 3,
             retry_at: text("2030-01-01T00:00:05.000001Z"),
             changed_at: text("2030-01-01T00:00:00.25Z"),
             late_success: Some(2),
             error: Some(failure.clone()),
-            ..Step::default()
+            ..StepView::default()
         };
-        let account = Step {
-            name: "account".to_owned(),
-            state: "NotStarted".to_owned(),
-            ..Step::default()
+        let account = StepView {
+            name: "account".into(),
+            state: "NotStarted".into(),
+            ..StepView::default()
         };
-        let operation = Operation {
-            id: "x".to_owned(),
-            state: "Error".to_owned(),
+        let operation = OperationView {
+            id: Uuid::from_u128(7),
+            state: "Error".into(),
             what_next: text("Waiting for an operator: resubmit."),
-            verbs: vec!["resubmit".to_owned(), "abandon".to_owned()],
-            error: Some(Failure {
+            verbs: vec!["resubmit".into(), "abandon".into()],
+            error: Some(ErrorView {
                 step: text("drone"),
                 ..failure
             }),
-            cause: Some(Failure {
+            cause: Some(ErrorView {
                 code: "suspended".to_owned(),
                 message: "it is late".to_owned(),
                 step: text("account"),
             }),
-            workflow: text("order"),
+            workflow: Some("order".into()),
             workflow_version: Some(3),
             epoch: Some(3),
             failure_count: 3,
             handed_off: true,
             created_at: text("2030-01-01T00:00:00Z"),
             steps: vec![account, drone],
-            history: vec![HistoryEntry {
+            history: vec![HistoryView {
                 at: "2030-01-01T00:00:01Z".to_owned(),
                 by: "kim".to_owned(),
                 verb: "compensate".to_owned(),
                 reason: "why\nnot".to_owned(),
                 refused: text("past-pivot"),
             }],
-            ..Operation::default()
+            ..OperationView::default()
         };
         let expected = "\
-operation       x
+operation       00000000-0000-0000-0000-000000000007
 state           Error
 next            Waiting for an operator: resubmit.
 verbs           resubmit, abandon
@@ -310,15 +310,15 @@ TIME                      VERB
 
     #[test]
     fn the_page_of_a_pending_operation_is_short() {
-        let pending = Operation {
-            id: "x".to_owned(),
-            state: "Pending".to_owned(),
+        let pending = OperationView {
+            id: Uuid::from_u128(7),
+            state: "Pending".into(),
             ahead: Some(0),
-            ..Operation::default()
+            ..OperationView::default()
         };
         assert_eq!(
             Shown(&pending).to_string(),
-            "operation       x\nstate           Pending\nrequests ahead  0\n"
+            "operation       00000000-0000-0000-0000-000000000007\nstate           Pending\nrequests ahead  0\n"
         );
     }
 }

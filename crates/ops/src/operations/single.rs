@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use uuid::Uuid;
+use waybill_api::view::OperationView;
 
 use super::OpsError;
 use super::api::{Answer, Api, ApiError};
 use super::follow::Followed;
 use super::line::{Outcome, Report};
 use super::verb::{Asking, Verb, key};
-use super::wire::Operation;
 use crate::shown::Output;
 
 /// The operation, and the wanted output.
@@ -106,11 +106,11 @@ fn of_unknown(report: Report) -> Report {
 
 /// The report if the operation already runs again as a new one. A second one would repeat all
 /// effects; if the first failed, that one is to be repaired.
-pub(super) fn resubmitted_before(asking: &Asking, seen: &Operation) -> Option<Report> {
-    let new = seen.resubmitted_as.as_ref()?;
+pub(super) fn resubmitted_before(asking: &Asking, seen: &OperationView) -> Option<Report> {
+    let new = seen.resubmitted_as?;
     (asking.verb == Verb::ResubmitAsNew).then(|| {
-        Report::new(&seen.id, &asking.verb, Outcome::Skipped)
-            .with_new(new)
+        Report::new(&seen.id.to_string(), &asking.verb, Outcome::Skipped)
+            .with_new(&new.to_string())
             .with_note("already resubmitted under that id")
     })
 }
@@ -121,7 +121,7 @@ pub(super) async fn send(
     asking: &Asking,
     id: &str,
     tenant: Option<&str>,
-    seen: Option<&Operation>,
+    seen: Option<&OperationView>,
     until: Instant,
 ) -> Result<Sent, ApiError> {
     let key = seen.and_then(key);
@@ -133,7 +133,7 @@ pub(super) async fn send(
     Ok(match answer {
         Answer::Asked(asked) => Sent::OnItsWay(Followed::new(seen, &asked, verb, tenant, until)),
         Answer::AsItIs(now) => {
-            let done = Report::new(&now.id, verb, Outcome::Done).with_state(&now);
+            let done = Report::new(&now.id.to_string(), verb, Outcome::Done).with_state(&now);
             Sent::Known(done.with_note("already in the requested state"))
         }
     })
@@ -163,19 +163,18 @@ mod tests {
             reason: None,
             by: None,
         };
-        let resubmitted = Operation {
-            id: "old".to_owned(),
-            resubmitted_as: Some("new".to_owned()),
-            ..Operation::default()
+        let resubmitted = OperationView {
+            resubmitted_as: Some(Uuid::from_u128(2)),
+            ..OperationView::default()
         };
         let report = resubmitted_before(&asking(Verb::ResubmitAsNew), &resubmitted).unwrap();
         assert_eq!(report.outcome, Outcome::Skipped);
-        assert_eq!(report.resubmitted_as.as_deref(), Some("new"));
+        assert_eq!(report.resubmitted_as, Some(Uuid::from_u128(2).to_string()));
         assert_eq!(
             resubmitted_before(&asking(Verb::Resubmit), &resubmitted),
             None
         );
-        let fresh = Operation::default();
+        let fresh = OperationView::default();
         assert_eq!(
             resubmitted_before(&asking(Verb::ResubmitAsNew), &fresh),
             None

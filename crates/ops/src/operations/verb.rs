@@ -3,9 +3,8 @@
 use std::fmt;
 
 use serde_json::{Map, Value};
+use waybill_api::view::{HistoryView, OperationView};
 use waybill_engine::{ProcessState, StepState};
-
-use super::wire::{HistoryEntry, Operation};
 
 /// A change that a person requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,7 +69,7 @@ impl Verb {
     }
 
     /// Whether the operation is in the state that the verb leads to.
-    pub(super) fn is_achieved(&self, operation: &Operation) -> bool {
+    pub(super) fn is_achieved(&self, operation: &OperationView) -> bool {
         let state = operation.process_state();
         match self {
             Self::Resubmit | Self::ResubmitAsNew => state == Some(ProcessState::Processed),
@@ -86,7 +85,7 @@ impl Verb {
 
     /// Whether the operation is already on the way to that state before the verb is sent, so that
     /// its history gets no entry for it.
-    pub(super) fn is_under_way(&self, operation: &Operation) -> bool {
+    pub(super) fn is_under_way(&self, operation: &OperationView) -> bool {
         match self {
             Self::Compensate => operation.process_state() == Some(ProcessState::Compensating),
             Self::Abandon => operation.abandoned,
@@ -96,7 +95,7 @@ impl Verb {
     }
 
     /// Whether a history entry records this verb.
-    pub(super) fn matches(&self, entry: &HistoryEntry) -> bool {
+    pub(super) fn matches(&self, entry: &HistoryView) -> bool {
         match self {
             Self::Undone { step } => entry.verb.strip_prefix("undone ") == Some(step),
             other => entry.verb == other.in_path(),
@@ -104,9 +103,9 @@ impl Verb {
     }
 }
 
-fn is_undone(operation: &Operation, step: &str) -> bool {
+fn is_undone(operation: &OperationView, step: &str) -> bool {
     let mut steps = operation.steps.iter();
-    steps.any(|found| found.name == step && found.state == StepState::Compensated.as_str())
+    steps.any(|found| *found.name == *step && found.state == StepState::Compensated.as_str())
 }
 
 /// The verb in words.
@@ -149,21 +148,21 @@ impl Asking {
 
 /// The idempotency key: equal for equal requests on the same seen state, and different once the
 /// operation has changed. The API adds operation and verb. `None` if the operation was not seen.
-pub(super) fn key(seen: &Operation) -> Option<String> {
+pub(super) fn key(seen: &OperationView) -> Option<String> {
     Some(format!("seen-{}", seen.updated_at.as_deref()?))
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use waybill_api::view::StepView;
 
     use super::*;
-    use crate::operations::wire::Step;
 
-    fn operation(state: &str) -> Operation {
-        Operation {
-            state: state.to_owned(),
-            ..Operation::default()
+    fn operation(state: &str) -> OperationView {
+        OperationView {
+            state: state.to_owned().into(),
+            ..OperationView::default()
         }
     }
 
@@ -185,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_verb_without_further_effect_is_already_done() {
-        let abandoned = Operation {
+        let abandoned = OperationView {
             abandoned: true,
             ..operation("Error")
         };
@@ -193,12 +192,12 @@ mod tests {
         let verb = |step: &str| Verb::Undone {
             step: step.to_owned(),
         };
-        let step = |name: &str, state: &str| Step {
-            name: name.to_owned(),
-            state: state.to_owned(),
-            ..Step::default()
+        let step = |name: &str, state: &str| StepView {
+            name: name.into(),
+            state: state.to_owned().into(),
+            ..StepView::default()
         };
-        let partly = Operation {
+        let partly = OperationView {
             steps: vec![step("a", "Compensated"), step("b", "Failed")],
             ..operation("CompensationFailed")
         };
@@ -210,9 +209,9 @@ mod tests {
 
     #[test]
     fn a_history_entry_matches_a_verb_by_name_and_step_only() {
-        let entry = |verb: &str| HistoryEntry {
+        let entry = |verb: &str| HistoryView {
             verb: verb.to_owned(),
-            ..HistoryEntry::default()
+            ..HistoryView::default()
         };
         let undone = Verb::Undone {
             step: "a".to_owned(),
@@ -249,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_idempotency_key_changes_only_with_the_operation() {
-        let at = |time: &str| Operation {
+        let at = |time: &str| OperationView {
             updated_at: Some(time.to_owned()),
             ..operation("Error")
         };

@@ -9,6 +9,7 @@ use utoipa::openapi::schema::{AdditionalProperties, Type};
 use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
 };
+use waybill_api::view::{ListView, OperationView, VerbAcceptedView};
 use waybill_drone_delivery::request::Reschedule;
 use waybill_http::media_type::{EVENT_STREAM, JSON};
 use waybill_http::problem::Kind;
@@ -20,9 +21,7 @@ use super::{
 };
 use crate::route::{DELIVERIES, EVENTS, OPERATIONS};
 use crate::verb::Verb;
-use crate::view::{
-    DeliveryView, EventView, ListView, OperationView, PAGE_ITEMS_MAX, VerbAcceptedView,
-};
+use crate::view::{DeliveryView, EventView, PAGE_ITEMS_MAX};
 
 /// The tag of the operators' verbs.
 pub const OPERATORS: &str = "Operators";

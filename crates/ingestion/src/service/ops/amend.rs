@@ -4,6 +4,7 @@ use hyper::{HeaderMap, StatusCode};
 use serde_json::Value;
 use waybill_api::id::CallerId;
 use waybill_api::request::{DRONE_DELIVERY, date_and_time};
+use waybill_api::view::VerbAcceptedView;
 use waybill_clock::wall_clock;
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
@@ -27,7 +28,7 @@ use crate::service::{
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
 use crate::verb::Verb;
-use crate::view::{DeliveryView, OperationIdsView, OperationView, VerbAcceptedView};
+use crate::view::{DeliveryView, OperationIdsView, of_row};
 use crate::what_next;
 
 /// The operation to amend, as far as it is known.
@@ -215,8 +216,8 @@ impl Api {
             (true, None) | (false, _) => amended.token,
         };
         let view = VerbAcceptedView {
-            id,
-            verb,
+            id: id.0,
+            verb: verb.into(),
             request_id,
             resubmitted_as: None,
         };
@@ -226,7 +227,7 @@ impl Api {
     /// The operation as GET shows it, or only its IDs if the caller has no scope `read`.
     pub(crate) fn as_it_is(&self, row: &OperationRow, form: Form, caller: &Caller) -> Reply {
         let mut reply = if caller.may(Scope::Read) {
-            let operation = OperationView::of_row(row, &self.rules.workflows);
+            let operation = of_row(row, &self.rules.workflows);
             match form {
                 Form::General => json(StatusCode::OK, &operation),
                 Form::Delivery => {

@@ -17,17 +17,17 @@ mod cursor;
 use std::collections::HashSet;
 
 use hyper::{StatusCode, header};
+use uuid::Uuid;
+use waybill_api::view::{ItemView, ListView};
 use waybill_clock::wall_clock;
-use waybill_engine::{
-    OperationId, OperationRow, ProcessState, Timestamp, Workflows, parse_duration,
-};
+use waybill_engine::{OperationRow, ProcessState, Timestamp, Workflows, parse_duration};
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
 use self::cursor::{ShownCursor, of_text, to_text};
 use crate::service::{Api, OF_LIST, QueryErrors, Reply, json, pairs, set_static};
-use crate::view::{ItemView, ListView, PAGE_ITEMS_MAX, UNREADABLE};
+use crate::view::{PAGE_ITEMS_MAX, UNREADABLE, item_of_row, unreadable_item};
 
 pub use self::admission::ListAdmission;
 
@@ -100,7 +100,7 @@ impl Api {
 /// A page that is being filled.
 struct Page<'a> {
     items: Vec<ItemView>,
-    listed: HashSet<OperationId>,
+    listed: HashSet<Uuid>,
     now: Timestamp,
     workflows: &'a Workflows,
 }
@@ -115,14 +115,14 @@ impl Page<'_> {
         let item = match row {
             Ok(None) => return,
             Ok(Some(row)) => {
-                let item = ItemView::of_row(&row, self.workflows, entry, self.now);
+                let item = item_of_row(&row, self.workflows, entry, self.now);
                 match filter.lets_pass(&item, row.state.state) {
                     true => item,
                     false => return,
                 }
             }
             Err(_) => {
-                let item = ItemView::unreadable(entry, self.now);
+                let item = unreadable_item(entry, self.now);
                 match filter.lets_pass_unreadable() {
                     true => item,
                     false => return,

@@ -3,6 +3,7 @@
 use hyper::HeaderMap;
 use uuid::Uuid;
 use waybill_api::request::DRONE_DELIVERY;
+use waybill_api::view::VerbAcceptedView;
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_drone_delivery::request::validate;
@@ -22,7 +23,6 @@ use crate::route::{OPERATIONS, location};
 use crate::service::{Api, Form, OF_ONE, Parameters, Reply, decoded, not_found};
 use crate::status::Status;
 use crate::verb::Verb;
-use crate::view::VerbAcceptedView;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -72,8 +72,8 @@ impl Api {
         refusals::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
         let request_id = self.recover(row.id, recovery, requester, &key).await?;
         let view = VerbAcceptedView {
-            id: row.id,
-            verb: verb.as_str(),
+            id: row.id.0,
+            verb: verb.as_str().into(),
             request_id,
             resubmitted_as: None,
         };
@@ -177,10 +177,10 @@ impl Api {
 /// The answer that an operation was resubmitted as a new one.
 fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
     let view = VerbAcceptedView {
-        id,
-        verb: Verb::Resubmit.as_str(),
+        id: id.0,
+        verb: Verb::Resubmit.as_str().into(),
         request_id,
-        resubmitted_as: Some(new),
+        resubmitted_as: Some(new.0),
     };
     accepted(&view, &location(OPERATIONS, new, None))
 }

@@ -7,6 +7,7 @@ use reqwest::Client;
 use serde::Deserialize;
 use uuid::Uuid;
 use waybill_agent::AgentTransport;
+use waybill_api::view::ItemView;
 use waybill_engine::{PartitionId, Priority};
 use waybill_messages::Topics;
 use waybill_node::config::Config;
@@ -22,7 +23,6 @@ use super::{FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
 use crate::admin_port::{Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
-use crate::operations::wire::Item;
 use crate::ready::{self, Readiness};
 use crate::schemas::{subjects, subjects_of};
 use crate::shown::named_elsewhere;
@@ -617,7 +617,7 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
 }
 
 /// The first operations in these states, by ID, and whether there are more.
-async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool), ApiError> {
+async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, ItemView>, bool), ApiError> {
     // One operation may be on several pages.
     let (mut listed, mut cursor) = (BTreeMap::new(), None);
     for _ in 0..PAGES_MAX {
@@ -625,7 +625,7 @@ async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool),
         query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
         let page = api.page(&query).await?;
         let items = page.items.iter();
-        let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
+        let items = items.filter_map(|item| serde_json::from_str::<ItemView>(item.get()).ok());
         listed.extend(items.map(|item| (item.id, item)));
         cursor = page.next;
         if cursor.is_none() {
@@ -637,16 +637,16 @@ async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool),
 
 /// Live operations that were due long before `now`.
 pub(super) fn overdue<'a>(
-    items: impl Iterator<Item = &'a Item>,
+    items: impl Iterator<Item = &'a ItemView>,
     now: jiff::Timestamp,
 ) -> Option<Finding> {
-    let is_overdue = |item: &&Item| {
+    let is_overdue = |item: &&ItemView| {
         let due = item.next_due.as_deref()?.parse::<jiff::Timestamp>().ok()?;
         Duration::try_from(now - due)
             .ok()
             .filter(|late| *late > OVERDUE_AFTER)
     };
-    let overdue: Vec<&Item> = items.filter(|item| is_overdue(item).is_some()).collect();
+    let overdue: Vec<&ItemView> = items.filter(|item| is_overdue(item).is_some()).collect();
     if overdue.is_empty() {
         return None;
     }
@@ -666,7 +666,9 @@ pub(super) fn overdue<'a>(
 }
 
 /// Counts the operations that lack their workflow, by workflow and version.
-pub(super) fn count_stranded<'a>(items: impl Iterator<Item = &'a Item>) -> BTreeMap<String, usize> {
+pub(super) fn count_stranded<'a>(
+    items: impl Iterator<Item = &'a ItemView>,
+) -> BTreeMap<String, usize> {
     let mut stranded: BTreeMap<String, usize> = BTreeMap::new();
     for item in items.filter(|item| item.workflow_unknown) {
         let workflow = match item.workflow_version {

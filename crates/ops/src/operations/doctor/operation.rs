@@ -1,5 +1,6 @@
 //! What an operation waits for, which scheduler owns it, and what happens next.
 
+use waybill_api::view::{ErrorView, OperationView, StepView};
 use waybill_engine::{Action, OperationId, ShardingScheme};
 use waybill_telemetry::visible::counted;
 use waybill_topology::shards::show::LayoutView;
@@ -7,7 +8,6 @@ use waybill_topology::shards::show::LayoutView;
 use super::Finding;
 use crate::operations::api::{Api, ApiError};
 use crate::operations::explain::why;
-use crate::operations::wire::{Failure, Operation, Step};
 
 /// The findings about the operation with this ID, or with this ID of its caller.
 pub(super) async fn of_id(
@@ -26,14 +26,14 @@ pub(super) async fn of_id(
 }
 
 pub(super) fn of_operation(
-    found: Result<Operation, ApiError>,
+    found: Result<OperationView, ApiError>,
     layout: Option<&LayoutView>,
 ) -> Vec<Finding> {
     let operation = match found {
         Ok(operation) => operation,
         Err(error) => return vec![Finding::bad("operation", error.to_string())],
     };
-    let state = operation.state.as_str();
+    let state = &*operation.state;
     let waits_for_a_person =
         matches!(state, "Error" | "CompensationFailed") && !operation.abandoned;
     let message = format!("{}: {state}", operation.id);
@@ -55,7 +55,7 @@ pub(super) fn of_operation(
         ("error", &operation.error),
         ("failed before", &operation.cause),
     ] {
-        let text = failure.as_ref().map(Failure::to_string);
+        let text = failure.as_ref().map(ErrorView::to_string);
         findings.extend(text.map(|message| Finding::note(what, message)));
     }
     let next = operation.what_next;
@@ -69,11 +69,11 @@ pub(super) fn of_operation(
 }
 
 /// Why the last attempt of each retried step failed.
-fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> {
+fn attempts_that_failed(operation: &OperationView) -> impl Iterator<Item = Finding> {
     let under_way = operation.steps.iter().filter(|step| step.is_under_way());
     under_way.filter_map(|step| {
-        let error = Failure {
-            step: Some(step.name.clone()),
+        let error = ErrorView {
+            step: Some(step.name.to_string()),
             ..step.error.clone()?
         };
         let is_shown = operation.error.as_ref() == Some(&error);
@@ -82,23 +82,23 @@ fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> 
 }
 
 /// The remaining steps to do or to undo.
-fn left(operation: &Operation) -> Option<Finding> {
-    let (what, is_left): (_, fn(&Step) -> bool) = match operation.state.as_str() {
+fn left(operation: &OperationView) -> Option<Finding> {
+    let (what, is_left): (_, fn(&StepView) -> bool) = match &*operation.state {
         "Compensated" | "Cancelled" => return None,
         "Compensating" | "CompensationFailed" => ("to be undone", is_to_be_undone),
         _ => ("missing", |step| {
-            !matches!(step.state.as_str(), "Completed" | "Skipped" | "Compensated")
+            !matches!(&*step.state, "Completed" | "Skipped" | "Compensated")
         }),
     };
     let steps = operation.steps.iter().filter(|step| is_left(step));
-    let names: Vec<&str> = steps.map(|step| step.name.as_str()).collect();
+    let names: Vec<&str> = steps.map(|step| &*step.name).collect();
     (!names.is_empty()).then(|| Finding::ok(what, names.join(", ")))
 }
 
 /// Whether compensation will undo a step or has failed to undo it.
-fn is_to_be_undone(step: &Step) -> bool {
+fn is_to_be_undone(step: &StepView) -> bool {
     let could_not_be = || step.action.as_deref() == Some(Action::Compensate.as_str());
-    match step.state.as_str() {
+    match &*step.state {
         "Compensating" => true,
         "Failed" | "TimedOut" => could_not_be(),
         _ => false,
@@ -106,9 +106,9 @@ fn is_to_be_undone(step: &Step) -> bool {
 }
 
 /// Which scheduler owns an unfinished operation.
-fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
+fn holder(operation: &OperationView, layout: &LayoutView) -> Option<Finding> {
     const WHAT: &str = "has it";
-    let id: OperationId = operation.id.parse().ok()?;
+    let id = OperationId(operation.id);
     let scheme = ShardingScheme {
         partitions: layout.partitions,
         shards_per_partition: layout.per_partition,

@@ -3,6 +3,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 use tokio::net::TcpListener;
+use waybill_api::view::{ErrorView, ItemView, OperationView, StepView};
 use waybill_engine::Offset;
 use waybill_topology::shards::show::{CheckpointView, LayoutView, ShardView};
 
@@ -13,7 +14,6 @@ use super::*;
 use crate::access::AccessArgs;
 use crate::admin_port::Unreachable;
 use crate::operations::api::Api;
-use crate::operations::wire::{Failure, Item, Operation, Step};
 
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 
@@ -44,24 +44,24 @@ fn layout(owner: Option<&str>) -> LayoutView {
     }
 }
 
-fn operation(state: &str) -> Operation {
-    let step = |name: &str, state: &str, complete_by: Option<&str>| Step {
-        name: name.to_owned(),
-        state: state.to_owned(),
+fn operation(state: &str) -> OperationView {
+    let step = |name: &str, state: &str, complete_by: Option<&str>| StepView {
+        name: name.into(),
+        state: state.to_owned().into(),
         attempt: 1,
         complete_by: complete_by.map(str::to_owned),
-        ..Step::default()
+        ..StepView::default()
     };
-    Operation {
-        id: ID.to_owned(),
-        state: state.to_owned(),
+    OperationView {
+        id: ID.parse().unwrap(),
+        state: state.to_owned().into(),
         what_next: Some("Its steps continue.".to_owned()),
         steps: vec![
             step("account", "Completed", None),
             step("drone", "Running", Some("10:00")),
             step("delivery", "NotStarted", None),
         ],
-        ..Operation::default()
+        ..OperationView::default()
     }
 }
 
@@ -90,13 +90,13 @@ fn doctor_shows_the_missing_steps_the_owner_and_the_next_action_of_an_operation(
 
 #[test]
 fn doctor_shows_the_steps_that_are_still_to_be_undone() {
-    let step = |name: &str, state: &str, action: &str| Step {
-        name: name.to_owned(),
-        state: state.to_owned(),
-        action: Some(action.to_owned()),
-        ..Step::default()
+    let step = |name: &str, state: &str, action: &str| StepView {
+        name: name.into(),
+        state: state.to_owned().into(),
+        action: Some(action.to_owned().into()),
+        ..StepView::default()
     };
-    let undone = Operation {
+    let undone = OperationView {
         steps: vec![
             step("seat", "Compensating", "Run"),
             step("room", "Failed", "Compensate"),
@@ -149,21 +149,21 @@ fn an_unreachable_default_address_is_a_note_with_remedies_and_a_named_one_is_bad
 #[test]
 fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
     let mut retried = operation("Processing");
-    retried.steps[0].error = Some(Failure {
+    retried.steps[0].error = Some(ErrorView {
         code: "old".to_owned(),
-        ..Failure::default()
+        ..ErrorView::default()
     });
-    retried.steps[1] = Step {
-        name: "drone".to_owned(),
-        state: "Failed".to_owned(),
+    retried.steps[1] = StepView {
+        name: "drone".into(),
+        state: "Failed".into(),
         attempt: 1,
         retry_at: Some("10:00".to_owned()),
-        error: Some(Failure {
+        error: Some(ErrorView {
             code: "connect-failed".to_owned(),
             message: "connection refused".to_owned(),
             step: None,
         }),
-        ..Step::default()
+        ..StepView::default()
     };
     let found = message(&of_operation(Ok(retried), None));
     assert_eq!(
@@ -178,8 +178,8 @@ fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
 
 #[test]
 fn a_parked_operation_is_a_note_without_an_owner() {
-    let parked = Operation {
-        error: Some(Failure {
+    let parked = OperationView {
+        error: Some(ErrorView {
             code: "no-drone".to_owned(),
             message: "none is free".to_owned(),
             step: Some("drone".to_owned()),
@@ -196,12 +196,12 @@ fn a_parked_operation_is_a_note_without_an_owner() {
 
 #[test]
 fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
-    let failure = |code: &str| Failure {
+    let failure = |code: &str| ErrorView {
         code: code.to_owned(),
         message: "as it happens".to_owned(),
         step: Some("drone".to_owned()),
     };
-    let parked = Operation {
+    let parked = OperationView {
         error: Some(failure("undo-refused")),
         cause: Some(failure("suspended")),
         workflow_unknown: true,
@@ -221,12 +221,12 @@ fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
 #[test]
 fn operations_without_their_workflow_are_counted_by_version() {
     let items = [
-        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 1}"#,
-        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 2,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "since": "2030-01-01T09:00:00Z", "ageSeconds": 60, "workflow": "order", "workflowVersion": 1}"#,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "since": "2030-01-01T09:00:00Z", "ageSeconds": 60, "workflow": "order", "workflowVersion": 2,
             "workflowUnknown": true}"#,
-        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "nope", "workflowUnknown": true}"#,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "since": "2030-01-01T09:00:00Z", "ageSeconds": 60, "workflow": "nope", "workflowUnknown": true}"#,
     ];
-    let items = items.map(|item| serde_json::from_str::<Item>(item).unwrap());
+    let items = items.map(|item| serde_json::from_str::<ItemView>(item).unwrap());
     let again = &items[1..2];
     let expected = [("version 2 of workflow order", 2), ("workflow nope", 1)];
     assert_eq!(
@@ -317,10 +317,10 @@ fn breakers_are_reported_unless_they_are_closed() {
 #[test]
 fn live_operations_that_were_due_long_ago_are_named() {
     let now: jiff::Timestamp = "2030-01-01T10:00:00Z".parse().unwrap();
-    let item = |number: u128, due: Option<&str>| Item {
+    let item = |number: u128, due: Option<&str>| ItemView {
         id: uuid::Uuid::from_u128(number),
         next_due: due.map(str::to_owned),
-        ..Item::default()
+        ..ItemView::default()
     };
     let well = [
         item(1, None),
@@ -329,7 +329,7 @@ fn live_operations_that_were_due_long_ago_are_named() {
     ];
     assert_eq!(overdue(well.iter(), now), None);
     let late = (4..20).map(|number| item(number, Some("2030-01-01T09:44:00Z")));
-    let items: Vec<Item> = well.into_iter().chain(late).collect();
+    let items: Vec<ItemView> = well.into_iter().chain(late).collect();
     let finding = overdue(items.iter(), now).unwrap();
     assert!(finding.is_bad());
     let message = finding.message;

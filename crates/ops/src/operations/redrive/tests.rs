@@ -24,10 +24,10 @@ fn a_rate_is_a_number_a_second_within_bounds() {
 #[test]
 fn a_dry_run_shows_the_count_and_the_first_operations() {
     let many = many("--error e --dry-run --canary 2");
-    let item = Item {
+    let item = ItemView {
         id: Uuid::from_u128(7),
-        state: "Error".to_owned(),
-        ..Item::default()
+        state: "Error".into(),
+        ..ItemView::default()
     };
     let json = RawValue::from_string(r#"{"id":"x"}"#.to_owned()).unwrap();
     let plan = Plan {
@@ -84,8 +84,8 @@ async fn refusing_api(reads: Vec<Value>) -> Api {
 #[tokio::test]
 async fn operations_that_changed_after_selection_are_skipped() {
     let id = Uuid::from_u128(7);
-    let parked = json!({ "id": id, "state": "Error", "verbs": ["resubmit"] });
-    let goes_on = json!({ "id": id, "state": "Processing", "verbs": ["cancel"] });
+    let parked = json!({ "id": id, "state": "Error", "steps": [], "verbs": ["resubmit"] });
+    let goes_on = json!({ "id": id, "state": "Processing", "steps": [], "verbs": ["cancel"] });
     let asking = Asking {
         verb: Verb::Resubmit,
         reason: None,
