@@ -80,7 +80,7 @@ impl Default for BrokerConfig {
             advertised: None,
             segment_bytes: ByteSize::mib(64),
             request_bytes_max: ByteSize::mib(16),
-            buffer_bytes_max: ByteSize::mib(48),
+            buffer_bytes_max: ByteSize::mib(32),
             control_buffer_bytes_max: ByteSize::mib(32),
             requests_in_flight_max: 128,
             partitions_max: 4_000,
@@ -287,7 +287,7 @@ mod tests {
             ..BrokerConfig::default()
         };
         let error = config.validate_memory().unwrap_err().to_string();
-        let expected = "broker.bufferBytesMax is 48MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
+        let expected = "broker.bufferBytesMax is 32MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
         assert!(error.starts_with(expected), "{error}");
         config.buffer_bytes_max = ByteSize::mib(200);
         config.validate_memory().unwrap();

@@ -51,7 +51,7 @@ pub struct BrokerSettings {
     pub requests_in_flight_max: usize,
     /// Buffers of more than 64 KiB of all connections together, for produce requests, members that
     /// join groups and fetch answers. A connection that needs more waits. Slow ones are closed
-    /// while they hold over half. At least [`Self::buffer_bytes_min`]. Default: 48 MiB.
+    /// while they hold over half. At least [`Self::buffer_bytes_min`]. Default: 32 MiB.
     pub buffer_bytes_max: usize,
     /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
     /// At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
@@ -111,7 +111,7 @@ impl BrokerSettings {
             fetch_bytes_max: 8 << 20,
             fetch_gather: Duration::from_millis(5),
             requests_in_flight_max: 128,
-            buffer_bytes_max: 48 << 20,
+            buffer_bytes_max: 32 << 20,
             control_buffer_bytes_max: 32 << 20,
             idle_timeout: Duration::from_secs(600),
             stall_timeout: Duration::from_secs(60),

@@ -104,7 +104,7 @@ impl Site {
         let text = format!(
             "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {limits}}}\n\
              admin: {{listen: '127.0.0.1:0', bodyBytesMax: 2KiB, bodyTimeout: 1s, {limits}}}\n\
-             broker: {{listen: '127.0.0.1:0', bufferBytesMax: 40MiB}}\n\
+             broker: {{listen: '127.0.0.1:0'}}\n\
              services: {{listen: '127.0.0.1:0', connectionsMax: {connections_max}}}\n"
         );
         let (prefix, text) = match broker {
