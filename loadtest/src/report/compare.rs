@@ -4,13 +4,13 @@
 //! not say whether a difference is more than chance, because that takes several runs.
 
 mod figures;
-mod html;
+mod page;
 mod text;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use self::figures::Group;
 use crate::model::{FORMAT, Machine, Phase, Report, Run};
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let names = [&arguments.a, &arguments.b].map(|path| path.display().to_string());
     print!("{}", text::write(&comparison, &names));
     if let Some(path) = &arguments.html {
-        let page = html::page(&comparison, &names);
+        let page = page::page(&comparison, &names)?;
         std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
@@ -65,6 +65,7 @@ struct Comparison<'a> {
 }
 
 /// A run of A and a run of B with the same scenario and system.
+#[derive(Serialize)]
 struct Pair<'a> {
     a: &'a Run,
     b: &'a Run,
@@ -220,6 +221,16 @@ fn parse(json: &[u8]) -> anyhow::Result<Report> {
         let path = error.path().to_string();
         anyhow::anyhow!("{path}: {}", error.into_inner())
     })
+}
+
+/// The page of a comparison of two sample reports.
+#[cfg(test)]
+pub fn sample_page() -> String {
+    use super::sample;
+
+    let (a, b) = (sample::report(1.0), sample::report(1.4));
+    let names = ["a.json", "b.json"].map(str::to_owned);
+    page::page(&Comparison::of(&a, &b), &names).expect("a page")
 }
 
 #[cfg(test)]

@@ -1,12 +1,16 @@
-//! The report: for people ([`text`], [`html`]) and for programs (JSON).
+//! The report: for people ([`text`], [`page`]) and for programs (JSON).
 
 pub mod compare;
-pub mod html;
+mod number;
+mod page;
+#[cfg(test)]
+mod sample;
 pub mod text;
 
 use std::path::Path;
 
 use anyhow::Context as _;
+use serde::Serialize;
 
 use crate::model::{FORMAT, Machine, Report, Run};
 
@@ -65,9 +69,18 @@ impl Report {
             write(path, &serde_json::to_vec_pretty(self)?)?;
         }
         if let Some(path) = html {
-            write(path, html::page(self).as_bytes())?;
+            write(path, self.page()?.as_bytes())?;
         }
         Ok(())
+    }
+
+    /// The report as a page.
+    fn page(&self) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Data<'a> {
+            report: &'a Report,
+        }
+        page::page("Load test", &Data { report: self })
     }
 }
 

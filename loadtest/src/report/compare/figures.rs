@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
+
 use crate::model::{Part, Percentiles, Run};
-use crate::report::html::number::{NONE, count, measure, measure_of, per_second};
-use crate::report::html::{completed_of, refused_of, usage};
+use crate::report::number::{NONE, count, measure, measure_of, per_second};
 
 /// Figures that differ by less than this share count as equal: no run is more exact.
 const SAME: f64 = 0.02;
@@ -52,7 +53,7 @@ pub struct Figure {
 }
 
 /// Figures of one topic.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Group {
     pub name: &'static str,
     pub figures: Vec<Figure>,
@@ -103,6 +104,20 @@ impl Figure {
     }
 }
 
+impl Serialize for Figure {
+    /// The figure as it is shown.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let [a, b] = self.texts();
+        let mut fields = serializer.serialize_struct("Figure", 5)?;
+        fields.serialize_field("name", &self.name)?;
+        fields.serialize_field("a", &a)?;
+        fields.serialize_field("b", &b)?;
+        fields.serialize_field("ratio", &self.ratio_text())?;
+        fields.serialize_field("outcome", self.outcome().word())?;
+        fields.end()
+    }
+}
+
 /// All figures of two runs, without empty groups.
 pub fn of(a: &Run, b: &Run) -> Vec<Group> {
     let groups = [
@@ -147,11 +162,9 @@ fn counts(a: &Run, b: &Run) -> Vec<Figure> {
     let mut figures = vec![
         both("offered", Better::Neither, &|run| Some(run.offered as f64)),
         both("accepted", Better::Higher, &|run| Some(run.accepted as f64)),
-        both(
-            "refused",
-            Better::Lower,
-            &|run| Some(refused_of(run) as f64),
-        ),
+        both("refused", Better::Lower, &|run| {
+            Some(run.refused.values().sum::<u64>() as f64)
+        }),
         both("accepted, /s", Better::Higher, &|run| {
             per_second(run.accepted, run.accepting_seconds)
         }),
@@ -286,7 +299,7 @@ fn cpu(a: &Run, b: &Run) -> Vec<Figure> {
         } else {
             Better::Lower
         };
-        let name = usage::part_name(part);
+        let name = part_name(part);
         figures.push(figure(&format!("{name}, all"), better, of_a, of_b));
         figures.extend(by_process(a, b, part, better, |process| {
             process.cpu_us_per_delivery
@@ -319,7 +332,7 @@ fn by_process(
     };
     let (of_a, mut of_b) = (of_part(a), of_part(b));
     let mut figures = Vec::new();
-    let part = usage::part_name(part);
+    let part = part_name(part);
     for (name, a) in of_a {
         let at = of_b.iter().position(|(other, _)| *other == name);
         let b = at.map(|at| of_b.remove(at).1);
@@ -328,6 +341,20 @@ fn by_process(
     let rest = of_b.into_iter();
     figures.extend(rest.map(|(name, b)| figure(&format!("{part}, {name}"), better, None, Some(b))));
     figures
+}
+
+const fn part_name(part: Part) -> &'static str {
+    match part {
+        Part::Subject => "subject",
+        Part::Server => "servers",
+        Part::Services => "services",
+        Part::Load => "load",
+    }
+}
+
+/// Successful operations; `None` if none was followed to its end.
+fn completed_of(run: &Run) -> Option<u64> {
+    (!run.states.is_empty()).then(|| run.processed())
 }
 
 fn figure(name: &str, better: Better, a: Option<f64>, b: Option<f64>) -> Figure {
@@ -342,7 +369,7 @@ fn figure(name: &str, better: Better, a: Option<f64>, b: Option<f64>) -> Figure 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::sample;
+    use crate::report::sample;
 
     fn outcome(better: Better, a: f64, b: f64) -> Outcome {
         figure("", better, Some(a), Some(b)).outcome()
@@ -443,6 +470,16 @@ mod tests {
         assert_eq!(values("servers, kafka"), (Some(241.0), None));
         assert_eq!(values("servers, another"), (None, Some(241.0)));
         assert_eq!(values("Cancelled"), (Some(0.0), Some(4.0)));
+    }
+
+    #[test]
+    fn a_run_not_followed_to_its_end_has_no_completion_rate() {
+        let mut run = sample::spike(130, 1.0);
+        assert_eq!(completed_of(&run), Some(run.accepted - 57));
+        run.states.remove("Processed");
+        assert_eq!(completed_of(&run), Some(0));
+        run.states.clear();
+        assert_eq!(completed_of(&run), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Reading, pairing, warnings and output.
 
+use serde_json::Value;
+
 use super::*;
-use crate::report::html::markup::check_well_formed;
-use crate::report::html::sample;
+use crate::report::sample;
 
 fn names() -> [String; 2] {
     ["a.json", "b.json"].map(str::to_owned)
@@ -18,9 +19,24 @@ fn a_report_round_trips() {
     let report = sample::report(1.0);
     let json = serde_json::to_string(&report).expect("JSON");
     let read = parse(json.as_bytes()).expect("a report");
-    // The last digit of a number may have changed in serialization.
-    let page = crate::report::html::page;
-    assert!(page(&read) == page(&report), "something got lost");
+    let values = [&report, &read].map(|report| {
+        let value = serde_json::to_value(report).expect("JSON");
+        rounded(value)
+    });
+    assert!(values[0] == values[1], "something got lost");
+}
+
+/// Without the last digit of its numbers, which may have changed in serialization.
+fn rounded(value: Value) -> Value {
+    match value {
+        Value::Number(number) => format!("{:.10e}", number.as_f64().expect("a number")).into(),
+        Value::Array(items) => items.into_iter().map(rounded).collect(),
+        Value::Object(fields) => {
+            let fields = fields.into_iter().map(|(name, of)| (name, rounded(of)));
+            Value::Object(fields.collect())
+        }
+        other => other,
+    }
 }
 
 #[test]
@@ -208,36 +224,14 @@ fn the_text_contains_no_escape_sequences() {
 }
 
 #[test]
-fn the_page_is_well_formed_and_overlays_both() {
-    let (a, b) = (sample::report(1.0), sample::report(1.4));
-    let page = html::page(&Comparison::of(&a, &b), &names());
-    assert_eq!(check_well_formed(&page), Ok(()));
-    assert_eq!(page.matches("<section id=\"pair-").count(), 4);
-    // Three pairs with ten plots. Of those, the floor's end-to-end plot and those of other
-    // processes are empty.
-    assert_eq!(page.matches("<figure ").count(), 30);
-    assert_eq!(page.matches("<svg ").count(), 27);
-    assert_eq!(
-        page.matches("data-name=\"A p99\"").count(),
-        page.matches("data-name=\"B p99\"").count()
-    );
-    assert!(
-        page.contains("✓ better") && page.contains("accept &lt;only&gt; &amp;"),
-        "{page}"
-    );
-}
-
-#[test]
 fn reports_with_nothing_in_common_say_so() {
     let a = sample::report(1.0);
     let mut b = sample::report(1.0);
     b.runs.clear();
     let comparison = Comparison::of(&a, &b);
     assert!(text::write(&comparison, &names()).contains("No run of A has the same"));
-    let page = html::page(&comparison, &names());
-    assert_eq!(check_well_formed(&page), Ok(()));
     assert!(
-        page.contains("only in A: spike on waybill; cancel-storm on waybill"),
-        "{page}"
+        text::write(&comparison, &names())
+            .contains("only in A: spike on waybill; cancel-storm on waybill")
     );
 }

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{Comparison, Pair};
-use crate::report::html::{machine, moment};
+use crate::model::Machine;
+use crate::report::number::count;
 
 /// The text, with the names of the two files.
 pub fn write(comparison: &Comparison<'_>, names: &[String; 2]) -> String {
@@ -54,6 +55,30 @@ fn pair(text: &mut String, pair: &Pair<'_>) {
     }
 }
 
+/// The machine of a report, in one line.
+fn machine(machine: &Machine) -> String {
+    let Machine {
+        cpu,
+        cores,
+        memory_mib,
+        system,
+    } = machine;
+    let cores_word = if *cores == 1 { "core" } else { "cores" };
+    let memory = count(*memory_mib);
+    format!("{cpu}, {cores} {cores_word}, {memory} MiB of memory, {system}")
+}
+
+/// A time for people, if it is RFC 3339 in UTC.
+fn moment(moment: &str) -> String {
+    match moment
+        .strip_suffix('Z')
+        .and_then(|moment| moment.split_once('T'))
+    {
+        Some((day, time)) => format!("{day} {} UTC", time.split('.').next().unwrap_or(time)),
+        None => moment.to_owned(),
+    }
+}
+
 fn line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("a string takes everything");
 }
@@ -63,4 +88,21 @@ fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_in_utc_are_written_for_people_and_others_as_they_are() {
+        assert_eq!(
+            moment("2026-03-01T08:30:12.345Z"),
+            "2026-03-01 08:30:12 UTC"
+        );
+        assert_eq!(
+            moment("2026-03-01T08:30:12+01:00"),
+            "2026-03-01T08:30:12+01:00"
+        );
+    }
 }

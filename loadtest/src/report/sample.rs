@@ -6,6 +6,7 @@ use crate::model::{
     BreakingPoint, FORMAT, Goal, KindOutcome, Machine, Part, Percentiles, Phase, Process, Report,
     Run, Sample, Tenant,
 };
+use crate::report::testing;
 use crate::verdict::{Findings, Verdict};
 
 /// The maximum rate of a subject with speed 1, in deliveries per second.
@@ -51,6 +52,38 @@ pub fn report(speed: f64) -> Report {
             ),
         ],
     }
+}
+
+/// Text that tries to become markup.
+pub const HOSTILE: &str = "</td></style></script><script>alert(1)</script><!-- \"' & \\u003c";
+
+/// A report whose every text is hostile.
+pub fn hostile() -> Report {
+    let evil = HOSTILE.to_owned();
+    let mut run = spike(130, 1.0);
+    run.seed = u64::MAX;
+    run.scenario.clone_from(&evil);
+    run.system.clone_from(&evil);
+    run.transport.clone_from(&evil);
+    run.phases[0].name.clone_from(&evil);
+    run.kinds[0].name.clone_from(&evil);
+    run.tenants[0].name.clone_from(&evil);
+    run.processes[0].name.clone_from(&evil);
+    run.processes[1]
+        .cpu_us_by_threads
+        .insert(evil.clone(), 50.0);
+    run.refused.insert(evil.clone(), 1);
+    run.states.insert(evil.clone(), 1);
+    run.failures.push(evil.clone());
+    let mut report = report(1.0);
+    report.runs = vec![run];
+    report.begun.clone_from(&evil);
+    report.machine.cpu.clone_from(&evil);
+    report.machine.system.clone_from(&evil);
+    report.goals[0].work.clone_from(&evil);
+    report.goals[0].goal.clone_from(&evil);
+    report.goals[0].measured.clone_from(&evil);
+    report
 }
 
 fn goal(work: &str, goal: &str, measured: &str, ratio: Option<f64>) -> Goal {
@@ -249,27 +282,8 @@ pub fn empty() -> Run {
     Run {
         scenario: "trickle".to_owned(),
         system: "textbook".to_owned(),
-        transport: "single".to_owned(),
-        seed: 0,
-        phases: Vec::new(),
-        offered: 0,
-        accepted: 0,
-        refused: BTreeMap::new(),
-        refused_examples: BTreeMap::new(),
-        states: BTreeMap::new(),
-        open: 0,
-        accepting_seconds: 0.0,
-        ending_seconds: 0.0,
-        acceptance_ms: None,
-        end_to_end_ms: None,
-        kinds: Vec::new(),
-        breaking_point: None,
-        tenants: Vec::new(),
-        processes: Vec::new(),
-        samples: Vec::new(),
-        verdict: None,
-        not_judged: None,
         failures: vec!["no delivery was accepted".to_owned()],
+        ..testing::run()
     }
 }
 

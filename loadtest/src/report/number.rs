@@ -1,7 +1,5 @@
 //! Formats figures for people, with as many digits as are meaningful.
 
-use crate::model::Percentiles;
-
 /// The text in place of a missing figure.
 pub const NONE: &str = "–";
 
@@ -42,25 +40,9 @@ pub fn measure_of(value: Option<f64>) -> String {
     value.map_or_else(|| NONE.to_owned(), measure)
 }
 
-/// One of the percentiles, if there are any.
-pub fn percentile(of: Option<&Percentiles>, which: impl FnOnce(&Percentiles) -> f64) -> String {
-    measure_of(of.map(which))
-}
-
 /// The rate per second; `None` if no time passed.
 pub fn per_second(count: u64, seconds: f64) -> Option<f64> {
     (seconds > 0.0).then(|| count as f64 / seconds)
-}
-
-/// Seconds without superfluous digits: `130`, `2.5`.
-pub fn plain(value: f64) -> String {
-    let text = format!("{value:.3}");
-    let text = text.trim_end_matches('0').trim_end_matches('.');
-    if text == "-0" {
-        "0".to_owned()
-    } else {
-        text.to_owned()
-    }
 }
 
 #[cfg(test)]
@@ -98,11 +80,5 @@ mod tests {
     fn a_rate_over_no_time_is_unknown() {
         assert_eq!(per_second(10, 0.0), None);
         assert_eq!(per_second(10, 4.0), Some(2.5));
-    }
-
-    #[test]
-    fn plain_numbers_have_no_trailing_zeros() {
-        let texts = [130.0, 2.5, 0.125, 100.0, -0.0].map(plain);
-        assert_eq!(texts, ["130", "2.5", "0.125", "100", "0"]);
     }
 }
