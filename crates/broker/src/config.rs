@@ -197,7 +197,7 @@ impl BrokerConfig {
             advertised: self.advertised_host_and_port(),
             topic_defaults: TopicConfig {
                 segment_bytes: self.segment_bytes.as_u64(),
-                ..defaults.topic_defaults.clone()
+                ..defaults.topic_defaults
             },
             partitions_max: self.partitions_max,
             connections_max: self.connections_max,
