@@ -1,7 +1,6 @@
 //! The answers of the HTTP API about operations, which ingestion writes and the operator commands read.
 //!
-//! A field that is left out when it is empty is empty when it is absent. Unknown fields are ignored, so that the API can add
-//! some.
+//! An absent field is empty. Readers ignore unknown fields, so that fields can be added.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -372,9 +371,7 @@ impl OperationView {
             ..self
         }
     }
-}
 
-impl OperationView {
     /// Its state; `None` if it is not a state of stored operations.
     #[must_use]
     pub fn process_state(&self) -> Option<ProcessState> {

@@ -56,11 +56,11 @@ pub struct BrokerConfig {
     pub group_bytes_max: ByteSize,
     /// Consumer groups with committed offsets.
     pub stored_groups_max: usize,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// is closed if none is idle.
+    /// The limit on open connections. A new one replaces one without a login, a slow or
+    /// an idle one, or is closed if there is none.
     pub connections_max: usize,
     /// The limit on open connections from one address (for IPv6, one /64 network). A new one
-    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// replaces a slow or idle one of the address, or is closed if there is none.
     /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// How long a connection may be idle before it is closed.
@@ -113,6 +113,7 @@ impl BrokerConfig {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Some((host.to_owned(), port.parse().ok()?))
     }
+
     /// Checks the section.
     ///
     /// # Errors

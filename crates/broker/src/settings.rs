@@ -29,11 +29,11 @@ pub struct BrokerSettings {
     pub topic_defaults: TopicConfig,
     /// Partitions of all topics together (each holds a file open). Default: 4,000.
     pub partitions_max: usize,
-    /// Open connections. A further one replaces the one that has been idle longest; if none is
-    /// idle, it is closed itself. Default: 1,000.
+    /// Open connections. A further one replaces one without a login, a slow or an idle one; if
+    /// there is none, it is closed itself. Default: 1,000.
     pub connections_max: usize,
-    /// Open connections of one address (for IPv6, of one /64 network). A further one replaces the
-    /// address's own longest idle one, or is closed itself. Default: 750.
+    /// Open connections of one address (for IPv6, of one /64 network). A further one replaces
+    /// such a one of the address, or is closed itself. Default: 750.
     pub connections_per_address_max: usize,
     /// The largest request. Default: 16 MiB.
     pub request_bytes_max: usize,
@@ -88,7 +88,7 @@ pub struct BrokerSettings {
     /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
     pub shutdown_timeout: Duration,
     /// Set by the owner while the disk is low: topics with `waybill.disk.low.refuse=true` then refuse records, and
-    /// all others go on. Default: not set.
+    /// all others accept them. Default: not set.
     pub low_on_disk: Arc<AtomicBool>,
 }
 

@@ -42,9 +42,9 @@ pub struct Stats {
     pub connections_per_address: u64,
     /// Connections that one address may have open.
     pub connections_per_address_max: u64,
-    /// Idle or slow connections, and those without a login, that were closed to make room for a new one.
+    /// Connections that were closed to make room for a new one.
     pub connections_replaced: u64,
-    /// New connections that were closed because the limit was reached and no connection was idle or slow.
+    /// New connections that found no room, because no open one could be closed for them.
     pub connections_refused: u64,
     /// Connections that were closed because of what they sent.
     pub malformed: u64,

@@ -18,6 +18,9 @@ pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 /// A client that sends or reads less is slow: at a limit, its connection is replaced before idle ones. Only
 /// time that the listener spends waiting for the client counts.
 pub const SLOW_BYTES_PER_SECOND: u64 = 8 << 10;
+/// At most this many bytes of the past count. Socket buffers take bytes that nobody reads, so that
+/// a client that stops is slow after eight seconds at the latest, however much it moved before.
+const COUNTED_BYTES_MAX: u64 = 8 * SLOW_BYTES_PER_SECOND;
 
 /// How much a client sends, or reads, while its server waits for it.
 #[derive(Default, Debug)]
@@ -73,7 +76,7 @@ impl ClientPace {
 
     /// Counts bytes that the client has sent or read.
     pub(crate) fn note_moved(&mut self, bytes: usize) {
-        self.bytes += bytes as u64;
+        self.bytes = (self.bytes + bytes as u64).min(COUNTED_BYTES_MAX);
     }
 
     pub(crate) fn begin_wait(&mut self, now: Instant) {
@@ -210,6 +213,15 @@ mod tests {
             arrivals.report(begin + Duration::from_millis(1_690), false, 50);
         }
         assert!(arrivals.slow_rate(now + 5 * SECOND).is_some());
+    }
+
+    #[test]
+    fn a_large_burst_excuses_a_client_for_eight_seconds_at_most() {
+        let now = Instant::now();
+        let mut pace = ClientPace::default();
+        pace.report(now, true, 100 << 20);
+        assert_eq!(pace.slow_rate(now + 7 * SECOND), None);
+        assert!(pace.slow_rate(now + 9 * SECOND).is_some());
     }
 
     #[test]

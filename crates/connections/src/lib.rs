@@ -3,14 +3,14 @@
 //! What must hold: idle connections do not block new ones. At the limit a new connection replaces
 //! the one that has been idle longest; at the limit of one address, the longest idle one of that
 //! address. A connection on which a request is under way or arriving is not idle, unless it has had
-//! no traffic for longer than the listener allows. Connections whose clients send a request, or read
-//! an answer, [slowly](SLOW_BYTES_PER_SECOND) are replaced first, and those that have not logged in
-//! where a login is expected second, before idle ones.
+//! no traffic for longer than the listener allows. Connections that have not logged in, where a
+//! login is expected, are replaced first, and those whose clients send a request or read an answer
+//! [slowly](SLOW_BYTES_PER_SECOND) second, before idle ones.
 //!
-//! A new connection replaces none of an address that has fewer connections than its own. If none is
-//! slow or idle, one from an address with less than half of the connections of another replaces a
-//! connection of that other address which waits for its client. So clients with many connections
-//! keep no probe out.
+//! A new connection replaces none of an address that has fewer connections than its own. If there is
+//! none of these, a connection from an address that has, with it, at most half of the connections of
+//! another replaces one of that other address that waits for its client. So clients with many
+//! connections keep no probe out.
 //!
 //! Each connection may have a few requests under way; further ones count against a limit that all
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
@@ -40,7 +40,8 @@ pub use self::client_pace::{Arrival, ClientPace, SLOW_AFTER, SLOW_BYTES_PER_SECO
 use self::requests::Shared;
 pub use self::requests::{RequestGuard, RequestLimits};
 pub use self::slot::{ConnectionSlot, WriteMonitor};
-use self::sources::{Sources, source_of};
+use self::sources::Sources;
+pub use self::sources::source_of;
 
 /// The share of one address in a limit, three quarters: it cannot take everything.
 #[must_use]
@@ -106,8 +107,7 @@ struct Activity {
     closing: CancellationToken,
 }
 
-/// A limit that is reached. If it refuses a new connection, no idle or slow one could be closed
-/// instead.
+/// A limit that is reached. If it refuses a new connection, no open one may be closed for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
     /// The address has as many connections as it may have.
@@ -123,9 +123,9 @@ pub struct Counts {
     pub open: usize,
     /// Connections of the address that has the most.
     pub per_address: usize,
-    /// Idle or slow connections that were closed to make room for a new one, so far.
+    /// Connections that were closed to make room for a new one, so far.
     pub replaced: u64,
-    /// New connections that were refused, so far.
+    /// New connections that found no room, so far: no open one could be closed for them.
     pub refused: u64,
     /// Requests under way beyond the few that each connection may have.
     pub requests_shared: usize,
@@ -162,7 +162,7 @@ impl Connections {
     ///
     /// # Errors
     ///
-    /// If a limit is reached, and no connection is idle or slow that could be closed instead.
+    /// If a limit is reached, and no open connection may be closed for it.
     pub fn admit(
         self: &Arc<Self>,
         now: Instant,
@@ -170,8 +170,32 @@ impl Connections {
         closing: CancellationToken,
     ) -> Result<ConnectionSlot, Full> {
         let admitted = self.slot(now, peer, closing);
+        if admitted.is_err() {
+            self.refused.fetch_add(1, Relaxed);
+        }
         self.log_full(peer, admitted.as_ref().map(|&(_, replaced_at)| replaced_at));
         admitted.map(|(slot, _)| slot)
+    }
+
+    /// Like [`Self::admit`], for a connection that found no room before. If there is still none, it
+    /// is neither counted nor logged again.
+    ///
+    /// # Errors
+    ///
+    /// If there is still no room.
+    pub fn readmit(
+        self: &Arc<Self>,
+        now: Instant,
+        peer: IpAddr,
+        closing: CancellationToken,
+    ) -> Result<ConnectionSlot, Full> {
+        self.slot(now, peer, closing).map(|(slot, _)| slot)
+    }
+
+    /// The open connections of the address of a client.
+    #[must_use]
+    pub fn connections_of(&self, peer: IpAddr) -> usize {
+        self.locked().sources.connections_of(source_of(peer))
     }
 
     /// A slot, and the limit at which another connection was closed for it.
@@ -226,25 +250,25 @@ impl Connections {
                 listener,
                 %address,
                 max = per_address_max,
-                "closed an idle or slow connection for a new one: its address has reached its limit"
+                "closed a connection for a new one: its address has reached its limit"
             ),
             Ok(Some(Full::All)) => tracing::warn!(
                 listener,
                 max,
-                "closed an idle or slow connection for a new one: the listener has reached its limit"
+                "closed a connection for a new one: the listener has reached its limit"
             ),
             Err(Full::Address) => tracing::warn!(
                 listener,
                 %address,
                 max = per_address_max,
-                "refused a new connection: its address has reached its limit, and no connection \
-                 from it is idle or slow"
+                "no room for a new connection: its address has reached its limit, and none of its \
+                 connections may be closed for it"
             ),
             Err(Full::All) => tracing::warn!(
                 listener,
                 max,
-                "refused a new connection: the listener has reached its limit, and no connection \
-                 is idle or slow"
+                "no room for a new connection: the listener has reached its limit, and no open \
+                 connection may be closed for it"
             ),
         }
     }

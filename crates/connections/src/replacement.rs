@@ -10,10 +10,10 @@ use crate::{Connections, Full, Open, micros_of};
 /// Why a connection may be closed for a new one. The lowest is closed first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Replaceable {
-    /// Its client sends or reads so many bytes per second.
-    Slow(u64),
     /// It has not logged in. The number rises with the time of its admission.
     NotLoggedIn(u64),
+    /// Its client sends or reads so many bytes per second.
+    Slow(u64),
     /// It has been idle since this microsecond.
     Idle(u64),
     /// Its address has at least twice as many connections as that of the new one will have, and it
@@ -32,7 +32,6 @@ impl Connections {
     ) -> Result<(), Full> {
         let replaceable = self.replaceable(open, now, source, full);
         let Some(entry) = replaceable.and_then(|id| open.remove(id)) else {
-            self.refused.fetch_add(1, Relaxed);
             return Err(full);
         };
         entry.activity.closing.cancel();
@@ -58,10 +57,10 @@ impl Connections {
             let (sends, sent) = activity.arrivals().state(now);
             let (reads, read) = activity.departures().state(now);
             let is_busy = reads || activity.requests.load(Relaxed) > 0;
-            let reason = if let Some(rate) = sent.into_iter().chain(read).min() {
-                Replaceable::Slow(rate)
-            } else if !activity.is_logged_in.load(Relaxed) {
+            let reason = if !activity.is_logged_in.load(Relaxed) {
                 Replaceable::NotLoggedIn(id)
+            } else if let Some(rate) = sent.into_iter().chain(read).min() {
+                Replaceable::Slow(rate)
             } else if !is_busy || now_us.saturating_sub(silent_since) > stall_us {
                 Replaceable::Idle(silent_since)
             } else if (sends || reads) && 2 * (own + 1) <= connections {

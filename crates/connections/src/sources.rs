@@ -54,7 +54,8 @@ impl Sources {
 }
 
 /// The address that a peer's connections count for: an IPv6 address counts as its /64 network.
-pub(crate) fn source_of(peer: IpAddr) -> IpAddr {
+#[must_use]
+pub fn source_of(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
             let [a, b, c, d, ..] = address.segments();

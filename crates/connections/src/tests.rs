@@ -310,6 +310,10 @@ fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
     let admit = |n: usize| all.admit(now, address(1), closing[n].clone());
     let logged_in = admit(0).unwrap();
     logged_in.set_logged_in();
+    // It is slow, too.
+    logged_in.report(now, 1, true, 1);
+    let later = now + SLOW_AFTER + Duration::from_secs(1);
+    logged_in.report(later, 1, true, 1);
     // Half of a login arrives.
     let others = [1, 2].map(|n| admit(n).unwrap());
     for slot in &others {

@@ -17,24 +17,24 @@ pub const EVENT_STREAM: &str = "text/event-stream";
 ///
 /// [`Kind::UnsupportedMediaType`].
 pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
-    match is_taken(headers, expected) {
+    match is_accepted(headers, expected) {
         true => Ok(()),
-        false => Err(refusal(wanted(expected))),
+        false => Err(refusal(requirement(expected))),
     }
 }
 
-/// Checks optional JSON in the same way: an absent body needs the media type, too. So no page of
-/// another site can send the request without asking this server first.
+/// Checks optional JSON in the same way: a request without a body needs the header, too, so that a
+/// page of another site cannot send it without a CORS preflight.
 ///
 /// # Errors
 ///
 /// [`Kind::UnsupportedMediaType`].
 pub fn check_media_type_of_optional_json(headers: &HeaderMap) -> Result<(), Problem> {
-    match is_taken(headers, JSON) {
+    match is_accepted(headers, JSON) {
         true => Ok(()),
         false => {
-            let also = "The header is required even without a body.";
-            Err(refusal(format!("{} {also}", wanted(JSON))))
+            let note = "The header is required even without a body.";
+            Err(refusal(format!("{} {note}", requirement(JSON))))
         }
     }
 }
@@ -43,11 +43,11 @@ fn refusal(detail: String) -> Problem {
     Problem::new(Kind::UnsupportedMediaType, detail)
 }
 
-fn wanted(expected: &str) -> String {
+fn requirement(expected: &str) -> String {
     format!("Send Content-Type: {expected}, in UTF-8 and without Content-Encoding.")
 }
 
-fn is_taken(headers: &HeaderMap, expected: &str) -> bool {
+fn is_accepted(headers: &HeaderMap, expected: &str) -> bool {
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();
     let (Some(given), None) = (types.next(), types.next()) else {
         return false;

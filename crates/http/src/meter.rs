@@ -28,12 +28,12 @@ const PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
 );
 const REPLACED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_replaced_total",
-    "Idle or slow HTTP connections that were closed to make room for a new one, by listener",
+    "HTTP connections that were closed to make room for a new one, by listener",
     ["listener"],
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_refused_total",
-    "New HTTP connections that were refused because no open one was idle or slow, by listener",
+    "New HTTP connections that found no room, because no open one could be closed for them, by listener",
     ["listener"],
 );
 
@@ -153,9 +153,9 @@ impl RefusalMeter {
 
     /// Counts the problem if a limit caused it.
     pub fn note(&self, kind: Kind) {
-        let place = REFUSALS.iter().position(|known| *known == kind);
-        if let Some(place) = place {
-            self.0[place].increment(1);
+        let at = REFUSALS.iter().position(|known| *known == kind);
+        if let Some(at) = at {
+            self.0[at].increment(1);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending
 //! them gracefully.
 
-use std::collections::VecDeque;
+mod waiting;
+
 use std::error::Error;
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -24,6 +25,7 @@ use waybill_connections::{
     ConnectionSlot, Connections, Full, Limits, RequestGuard, RequestLimits, share_of_one_address,
 };
 
+use self::waiting::Waiting;
 use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
 use crate::meter::{ConnectionMeter, RefusalMeter};
@@ -35,8 +37,6 @@ use crate::tls::{Stream, Tls};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait before the next search for a connection to replace.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
-/// How many connections wait for a slot while all are busy. A further one replaces the first.
-const WAITING_MAX: usize = 64;
 
 /// How much of an answer is passed on at once. The next piece shows whether the client still reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
@@ -85,11 +85,11 @@ pub trait Service: Send + Sync + 'static {
 /// How much connections may use, and how long they may take.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle.
+    /// The limit on open connections. A new one replaces a slow or idle one, or waits
+    /// if there is none.
     pub connections_max: usize,
-    /// The limit on open connections from one address. A new one replaces the address's own that
-    /// has been idle for longest, or is closed if none is idle.
+    /// The limit on open connections from one address. A new one replaces a slow or
+    /// idle one of the address, or is closed if there is none.
     pub connections_per_address_max: usize,
     /// The limit on requests under way on one HTTP/2 connection. The limit is lower, down to 32, if
     /// the share of each connection in `requests_shared_max` is lower.
@@ -177,13 +177,13 @@ impl<S: Service> Server<S> {
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
         // A connection that may have a slot at once does not wait behind these.
-        let mut waiting = VecDeque::new();
+        let mut waiting = Waiting::new();
         let mut retries = tokio::time::interval(FULL_PAUSE);
         retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut shows = tokio::time::interval(SHOW_EVERY);
         shows.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let (socket, peer, is_new) = tokio::select! {
+            let (socket, peer, waited_at) = tokio::select! {
                 () = stop.cancelled() => break,
                 _ = shows.tick() => {
                     self.meter.note(&self.connections);
@@ -193,12 +193,15 @@ impl<S: Service> Server<S> {
                     log_panic(ended);
                     continue;
                 }
-                _ = retries.tick(), if !waiting.is_empty() => match waiting.pop_front() {
-                    Some((socket, peer)) => (socket, peer, false),
-                    None => continue,
-                },
+                _ = retries.tick(), if !waiting.is_empty() => {
+                    let open = |peer| self.connections.connections_of(peer);
+                    match waiting.take_next(open) {
+                        Some((at, (socket, peer))) => (socket, peer, Some(at)),
+                        None => continue,
+                    }
+                }
                 accepted = self.listener.accept() => match accepted {
-                    Ok((socket, peer)) => (socket, peer, true),
+                    Ok((socket, peer)) => (socket, peer.ip(), None),
                     Err(error) => {
                         tracing::warn!(%error, "could not accept a connection");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -206,22 +209,19 @@ impl<S: Service> Server<S> {
                     }
                 },
             };
-            let slot = match self.slot(peer) {
-                Ok(slot) => slot,
-                Err(Full::Address) => continue,
-                Err(Full::All) if is_new => {
-                    if waiting.len() >= WAITING_MAX {
-                        waiting.pop_front();
-                    }
-                    waiting.push_back((socket, peer));
+            let slot = match (self.slot(peer, waited_at.is_some()), waited_at) {
+                (Ok(slot), _) => slot,
+                (Err(Full::Address), _) => continue,
+                (Err(Full::All), None) => {
+                    waiting.push((socket, peer));
                     continue;
                 }
-                Err(Full::All) => {
-                    waiting.push_front((socket, peer));
+                (Err(Full::All), Some(at)) => {
+                    waiting.put_back(at, (socket, peer));
                     continue;
                 }
             };
-            if !is_new {
+            if waited_at.is_some() {
                 retries.reset_immediately();
             }
             let connection = Connection {
@@ -248,16 +248,20 @@ impl<S: Service> Server<S> {
                 meter.note(&connections);
             });
         }
-        drop(self.listener);
+        // Those that wait connect elsewhere.
+        drop((self.listener, waiting));
         while let Some(ended) = serving.join_next().await {
             log_panic(ended);
         }
     }
 
-    /// A slot for a connection from `peer`.
-    fn slot(&self, peer: SocketAddr) -> Result<ConnectionSlot, Full> {
-        let closing = CancellationToken::new();
-        let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
+    /// A slot for a connection from `peer`, which may have waited for it.
+    fn slot(&self, peer: IpAddr, has_waited: bool) -> Result<ConnectionSlot, Full> {
+        let (now, closing) = (Instant::now(), CancellationToken::new());
+        let admitted = match has_waited {
+            true => self.connections.readmit(now, peer, closing),
+            false => self.connections.admit(now, peer, closing),
+        };
         self.meter.note(&self.connections);
         admitted
     }

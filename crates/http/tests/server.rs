@@ -289,6 +289,24 @@ async fn clients_that_never_read_their_answers_do_not_block_others() {
 }
 
 #[tokio::test]
+async fn clients_that_fill_socket_buffers_and_never_read_do_not_block_others() {
+    let limits = ServerLimits {
+        connections_per_address_max: 5,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let mut unread = Vec::new();
+    for _ in 0..LIMITS.connections_max {
+        let mut stream = server.connect().await;
+        send(&mut stream, "/large").await;
+        unread.push(stream);
+    }
+    let mut last = server.connect().await;
+    let answered = tokio::time::timeout(LONG / 2, ask(&mut last, "/b")).await;
+    answered.expect("one of them is slow long before its time-out");
+}
+
+#[tokio::test]
 async fn small_answers_that_are_read_do_not_excuse_an_unread_one() {
     let limits = ServerLimits {
         connections_per_address_max: 5,

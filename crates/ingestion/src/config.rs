@@ -45,11 +45,11 @@ pub struct HttpConfig {
     pub body_bytes_max: ByteSize,
     /// The deepest nesting of a body.
     pub json_depth_max: usize,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle.
+    /// The limit on open connections. A new one replaces a slow or idle one, or waits
+    /// if there is none.
     pub connections_max: usize,
     /// The limit on open connections from one address (for IPv6, one /64 network). A new one
-    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// replaces a slow or idle one of the address, or is closed if there is none.
     /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// Requests under way at once on all connections, beyond four that each may always have. One

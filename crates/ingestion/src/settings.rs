@@ -25,11 +25,11 @@ pub struct IngestionSettings {
     pub headers_max: usize,
     /// The deepest nesting of JSON; at most 100.
     pub json_depth_max: usize,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle.
+    /// The limit on open connections. A new one replaces a slow or idle one, or waits
+    /// if there is none.
     pub connections_max: usize,
-    /// The limit on open connections from one address. A new one replaces the address's own that
-    /// has been idle for longest, or is closed if none is idle.
+    /// The limit on open connections from one address. A new one replaces a slow or
+    /// idle one of the address, or is closed if there is none.
     pub connections_per_address_max: usize,
     /// Requests under way at once on all connections, beyond four that each connection may always
     /// have.

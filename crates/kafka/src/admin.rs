@@ -486,13 +486,13 @@ impl Admin {
             let asked = partitions
                 .into_iter()
                 .map(|partition| offsets_of(&client, &topic, partition));
-            let found = asked.collect();
-            if Result::is_err(&found) {
-                rebootstrap.request_failed(client.inner());
+            let found: Result<Vec<_>, KafkaError> = asked.collect();
+            if let Err(error) = &found {
+                rebootstrap.request_failed(client.inner(), error);
             }
             found
         });
-        let found: Result<_, KafkaError> = answer.await.map_err(|_| AdminError::Stopped)?;
+        let found = answer.await.map_err(|_| AdminError::Stopped)?;
         found.map_err(|source| AdminError::Request {
             action: "reading the offsets of a topic",
             source,
@@ -509,9 +509,9 @@ impl Admin {
         let answer = tokio::task::spawn_blocking(move || {
             let client = client.inner();
             let answer = client.fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT);
-            if answer.is_err() {
+            if let Err(error) = &answer {
                 // Even if the caller has given up.
-                rebootstrap.request_failed(client);
+                rebootstrap.request_failed(client, error);
             }
             answer
         });

@@ -8,7 +8,7 @@
 //! the client then has no broker until its process ends.
 //!
 //! So each client adds the bootstrap servers itself: one that is polled for errors once no further
-//! report has come for [`QUIET`], any other after a failed request. A client that found its brokers
+//! report has come for [`QUIET`], any other after a request without an answer. A client that found its brokers
 //! again drops them with the next metadata.
 
 use std::ffi::CString;
@@ -59,10 +59,15 @@ impl Rebootstrap {
         }
     }
 
-    /// Adds the bootstrap servers after a failed request, unless they were added a short while ago.
-    /// For a client that is not polled for errors; its requests may overlap, so that one fails at
-    /// any moment. Never call it from a callback.
-    pub(crate) fn request_failed<C: ClientContext>(&self, client: &Client<C>) {
+    /// Adds the bootstrap servers after a request that no broker answered, unless they were added a
+    /// short while ago. For a client that is not polled for errors. It does not wait for silence:
+    /// with overlapping requests there may be none. Never call it from a callback.
+    pub(crate) fn request_failed<C: ClientContext>(&self, client: &Client<C>, error: &KafkaError) {
+        // Negative codes are librdkafka's own, others a broker's.
+        let code = error.rdkafka_error_code();
+        if code.is_some_and(|code| code as i32 > 0) {
+            return;
+        }
         if self.with(|state| state.add_now(Instant::now())) {
             native::add_brokers(client, &self.servers);
         }

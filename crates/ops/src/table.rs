@@ -38,7 +38,7 @@ impl Column {
         }
     }
 
-    /// A column whose cells are one word that people copy.
+    /// A column whose cells are never broken into lines.
     pub(crate) const fn whole(name: &'static str, width: u16) -> Self {
         Self {
             name,
@@ -132,7 +132,7 @@ impl<'a> Table<'a> {
             let mut needed = 0;
             let mut first_to_hide = None;
             for (column, least, constraint) in visible {
-                needed += *least + GAP;
+                needed = least.saturating_add(GAP).saturating_add(needed);
                 if column.rank > first_to_hide.as_ref().map_or(0, |&(rank, _)| rank) {
                     first_to_hide = Some((column.rank, constraint));
                 }

@@ -13,7 +13,6 @@ use waybill_topology::lease::{check_lease, check_lease_and_margin};
 
 pub use identity::{IdentityError, PartitionChoice};
 
-/// An owner may take that long to stop acting.
 const LEASE_MARGIN_MIN: Duration = Duration::from_millis(100);
 
 /// The `scheduler` section.

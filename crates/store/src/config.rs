@@ -10,7 +10,7 @@ use waybill_config::{ByteSize, ConfigError, units};
 
 pub use scylla::ScyllaConfig;
 
-/// The `store` section: the embedded state store.
+/// The `store` section: the state store, embedded or a cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct StoreConfig {

@@ -1,4 +1,4 @@
-//! The supervisor's section of the configuration.
+//! The `supervisor` section of the configuration.
 
 use std::time::Duration;
 

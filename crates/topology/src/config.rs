@@ -1,4 +1,4 @@
-//! The configuration of the broker connection, including its secrets.
+//! The `kafka` section of the configuration, including its secrets.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -40,7 +40,7 @@ pub fn check_lease_and_margin(
     check_range_because(
         key,
         lease,
-        margin * MARGINS_PER_LEASE_MIN..,
+        margin.saturating_mul(MARGINS_PER_LEASE_MIN)..,
         &format!("{MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin"),
     )
 }

@@ -25,8 +25,8 @@ pub struct ServicesConfig {
     /// The `host:port` of services in another process; `null` for those of this process, or at
     /// `listen`.
     pub address: Option<String>,
-    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
-    /// waits if none is idle. One address gets at most three quarters.
+    /// The limit on open connections. A new one replaces a slow or idle one, or waits
+    /// if there is none. One address gets at most three quarters.
     pub connections_max: usize,
     /// Requests under way at once on all connections, beyond four that each may always have. One
     /// address gets at most three quarters. An HTTP/2 request above the limit is refused by

@@ -73,8 +73,10 @@ impl ListArgs {
                 }
                 Output::Table if items.is_empty() => {}
                 Output::Table => {
-                    let table = ItemTable::of(rows(), terminal_width);
-                    // Pages differ on a terminal. Elsewhere, a later one may bring the first tenant.
+                    // Pages differ on a terminal. Elsewhere, they share a heading until one brings the
+                    // first tenant.
+                    let keeps_tenants = terminal_width.is_none() && had_tenants == Some(true);
+                    let table = ItemTable::of(rows(), terminal_width, keeps_tenants);
                     let has_tenants = Some(table.has_tenants());
                     let text = match terminal_width.is_some() || had_tenants < has_tenants {
                         true => table.with_heading(rows()),
@@ -188,13 +190,15 @@ impl ItemTable {
     ];
     const TENANT: Column = Column::new("TENANT", 12).ranked(1);
 
-    /// A table for a terminal of this width, with the columns that these operations need.
+    /// A table for a terminal of this width, with the columns that these operations need, or with
+    /// that of tenants in any case.
     pub(super) fn of<'a>(
         items: impl IntoIterator<Item = &'a ItemView>,
         terminal_width: Option<u16>,
+        has_tenants: bool,
     ) -> Self {
         let mut columns = Self::COLUMNS.to_vec();
-        if items.into_iter().any(|item| !item.tenant.is_empty()) {
+        if has_tenants || items.into_iter().any(|item| !item.tenant.is_empty()) {
             columns.insert(columns.len() - 1, Self::TENANT);
         }
         Self {
@@ -319,7 +323,7 @@ mod tests {
     #[test]
     fn each_cell_is_below_its_heading() {
         let item = &item();
-        let table = ItemTable::of([item], None);
+        let table = ItemTable::of([item], None, false);
         assert!(table.has_tenants());
         let text = table.with_heading([item]);
         let (heading, row) = text.split_once('\n').unwrap();
@@ -355,14 +359,18 @@ mod tests {
             abandoned: true,
             ..item()
         };
-        let row = ItemTable::of([&item], None).rows([&item]);
+        let row = ItemTable::of([&item], None, false).rows([&item]);
         assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
         let item = &ItemView::default();
-        let table = ItemTable::of([item], None);
+        let table = ItemTable::of([item], None, false);
         assert!(!table.has_tenants());
-        let nothing = table.rows([item]);
-        let cells = nothing.split_whitespace();
-        assert_eq!(cells.filter(|cell| *cell == "-").count(), 5);
+        let count = |table: &ItemTable| {
+            let row = table.rows([item]);
+            row.split_whitespace().filter(|cell| *cell == "-").count()
+        };
+        assert_eq!(count(&table), 5);
+        let below_a_tenant = ItemTable::of([item], None, true);
+        assert_eq!(count(&below_a_tenant), 6);
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl Plan {
         writeln!(out, "canaries  {canaries}")?;
         if !self.first.is_empty() {
             let items = || self.first.iter().map(|(_, item)| item);
-            let table = ItemTable::of(items(), terminal_width());
+            let table = ItemTable::of(items(), terminal_width(), false);
             writeln!(out, "\n{}", table.with_heading(items()))?;
         }
         Ok(())

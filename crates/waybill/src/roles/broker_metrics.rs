@@ -89,7 +89,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_connections_replaced_total",
-            "Idle or slow connections, and those without a login, that were closed to make room for a new one",
+            "Connections that were closed to make room for a new one",
             [],
         ),
         |s| s.connections_replaced,
@@ -97,7 +97,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_connections_refused_total",
-            "New connections that were closed because the limit was reached and none was idle or slow",
+            "New connections that found no room, because no open one could be closed for them",
             [],
         ),
         |s| s.connections_refused,
