@@ -219,6 +219,7 @@ mod tests {
     fn a_large_burst_excuses_a_client_for_eight_seconds_at_most() {
         let now = Instant::now();
         let mut pace = ClientPace::default();
+        pace.report(now, true, 0);
         pace.report(now, true, 100 << 20);
         assert_eq!(pace.slow_rate(now + 7 * SECOND), None);
         assert!(pace.slow_rate(now + 9 * SECOND).is_some());
