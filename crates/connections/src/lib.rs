@@ -177,7 +177,7 @@ impl Connections {
         admitted.map(|(slot, _)| slot)
     }
 
-    /// Like [`Self::admit`], for a connection that found no room before. If there is still none, it
+    /// Like [`Self::admit`], for a connection that found no room before. If there is still none, that
     /// is neither counted nor logged again.
     ///
     /// # Errors
@@ -189,7 +189,9 @@ impl Connections {
         peer: IpAddr,
         closing: CancellationToken,
     ) -> Result<ConnectionSlot, Full> {
-        self.slot(now, peer, closing).map(|(slot, _)| slot)
+        let (slot, replaced_at) = self.slot(now, peer, closing)?;
+        self.log_full(peer, Ok(replaced_at));
+        Ok(slot)
     }
 
     /// The open connections of the address of a client.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{Activity, Arrival, Connections, Full, RequestGuard, micros_of};
 
-/// An admitted connection. Dropping it admits another.
+/// An admitted connection. Dropping it makes room for another.
 #[derive(Debug)]
 pub struct ConnectionSlot {
     pub(crate) id: u64,
@@ -48,8 +48,8 @@ impl ConnectionSlot {
         self.activity.requests.store(requests, Relaxed);
     }
 
-    /// Reports that a request has arrived. It is under way until the returned guard is dropped. For connections that do
-    /// not [`report`](Self::report) by themselves.
+    /// Reports that a request has arrived. It is under way until the returned guard is dropped. For
+    /// connections that do not [`report`](Self::report) by themselves.
     ///
     /// # Errors
     ///
@@ -64,7 +64,8 @@ impl ConnectionSlot {
         })
     }
 
-    /// Begins to time the body of a request. For connections that do not [`report`](Self::report) by themselves.
+    /// Begins to time the body of a request. For connections that do not [`report`](Self::report)
+    /// by themselves.
     #[must_use]
     pub fn begin_arrival(&self) -> Arrival {
         Arrival::new(Arc::clone(&self.activity))
@@ -91,7 +92,8 @@ impl ConnectionSlot {
         }
     }
 
-    /// Resolves once the client has left a ready answer unread for `timeout`.
+    /// Resolves once the client has left a ready answer unread for `timeout`, and there was no other
+    /// traffic. A client that reads others meanwhile gives way only at a limit, as a slow one.
     pub async fn unread_for(&self, timeout: Duration) {
         let timeout_us = micros_of(Some(timeout));
         loop {

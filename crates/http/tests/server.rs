@@ -273,12 +273,7 @@ async fn clients_that_never_read_their_answers_do_not_block_others() {
     let server = run(limits, Tls::default()).await;
     let mut unread = Vec::new();
     for _ in 0..LIMITS.connections_max {
-        let (mut requests, connection) = h2::client::Builder::new()
-            .initial_window_size(0)
-            .handshake::<_, Bytes>(server.connect().await)
-            .await
-            .unwrap();
-        tokio::spawn(connection);
+        let mut requests = connect_http2_with_window(&server, 0).await;
         let request = Request::get("http://a/a").body(()).unwrap();
         let (answer, _) = requests.send_request(request, true).unwrap();
         // The head of the answer has arrived. The window blocks the body.
@@ -316,12 +311,7 @@ async fn small_answers_that_are_read_do_not_excuse_an_unread_one() {
     let mut unread = Vec::new();
     let mut reading = JoinSet::new();
     for _ in 0..LIMITS.connections_max {
-        let (mut requests, connection) = h2::client::Builder::new()
-            .initial_window_size(2)
-            .handshake::<_, Bytes>(server.connect().await)
-            .await
-            .unwrap();
-        tokio::spawn(connection);
+        let mut requests = connect_http2_with_window(&server, 2).await;
         let request = Request::get("http://a/large").body(()).unwrap();
         let (answer, _) = requests.send_request(request, true).unwrap();
         unread.push(answer.await.unwrap());
@@ -346,6 +336,17 @@ async fn ask_http2(requests: &mut SendRequest<Bytes>, path: &str) -> Result<(), 
         body.flow_control().release_capacity(piece?.len())?;
     }
     Ok(())
+}
+
+/// Connects with a window of so many bytes for the answer of each stream.
+async fn connect_http2_with_window(server: &Running, window: u32) -> SendRequest<Bytes> {
+    let (requests, connection) = h2::client::Builder::new()
+        .initial_window_size(window)
+        .handshake(server.connect().await)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    requests
 }
 
 async fn connect_http2(server: &Running) -> SendRequest<Bytes> {
@@ -410,12 +411,7 @@ async fn each_further_connection_may_begin_fewer_requests() {
 async fn an_answer_counts_until_it_is_written() {
     for path in ["/long", "/stream"] {
         let server = run(LIMITS, Tls::default()).await;
-        let (mut requests, connection) = h2::client::Builder::new()
-            .initial_window_size(1)
-            .handshake::<_, Bytes>(server.connect().await)
-            .await
-            .unwrap();
-        tokio::spawn(connection);
+        let mut requests = connect_http2_with_window(&server, 1).await;
         let mut unread = Vec::new();
         for _ in 0..10 {
             let request = Request::get(format!("http://a{path}")).body(()).unwrap();
