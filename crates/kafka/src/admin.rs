@@ -31,6 +31,9 @@ use crate::watermarks::watermarks;
 
 /// How long one request may take, unless the caller sets another time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// A request asks for at most as many new partitions, or for those of one topic: a broker needs about a
+/// millisecond for each.
+const REQUEST_PARTITIONS: u32 = 1_000;
 /// How long one probe for a broker may take while [`Admin::wait_ready`] waits.
 const READY_PROBE: Duration = Duration::from_secs(1);
 /// How long to keep asking a broker after its first refusal: a broker that is starting may not know
@@ -239,10 +242,19 @@ impl Admin {
         topics: &[TopicSpec],
         options: &AdminOptions,
     ) -> Result<Vec<String>, AdminError> {
-        const ACTION: &str = "creating topic";
-        if topics.is_empty() {
-            return Ok(Vec::new());
+        let mut made = Vec::new();
+        for topics in requests_for(topics) {
+            made.extend(self.create_at_once(topics, options).await?);
         }
+        Ok(made)
+    }
+
+    async fn create_at_once(
+        &self,
+        topics: &[TopicSpec],
+        options: &AdminOptions,
+    ) -> Result<Vec<String>, AdminError> {
+        const ACTION: &str = "creating topic";
         let new: Vec<NewTopic<'_>> = topics
             .iter()
             .map(|topic| NewTopic {
@@ -290,24 +302,27 @@ impl Admin {
     pub async fn add_partitions(&self, topics: &[&str], partitions: u32) -> Result<(), AdminError> {
         const ACTION: &str = "adding partitions to topic";
         let count = usize::try_from(partitions).unwrap_or(usize::MAX);
-        let more: Vec<NewPartitions<'_>> = topics
-            .iter()
-            .map(|topic| NewPartitions::new(topic, count))
-            .collect();
-        let results = self.client.create_partitions(&more, &admin_options()).await;
-        let results = results.map_err(|source| AdminError::Request {
-            action: ACTION,
-            source,
-        })?;
-        for result in results {
-            if let Err((topic, code)) = result
-                && self.topic_partitions(&topic).await? != Some(partitions)
-            {
-                return Err(AdminError::Topic {
-                    action: ACTION,
-                    topic,
-                    code,
-                });
+        let topics_at_once = (REQUEST_PARTITIONS / partitions.max(1)).max(1) as usize;
+        for topics in topics.chunks(topics_at_once) {
+            let more: Vec<NewPartitions<'_>> = topics
+                .iter()
+                .map(|topic| NewPartitions::new(topic, count))
+                .collect();
+            let results = self.client.create_partitions(&more, &admin_options()).await;
+            let results = results.map_err(|source| AdminError::Request {
+                action: ACTION,
+                source,
+            })?;
+            for result in results {
+                if let Err((topic, code)) = result
+                    && self.topic_partitions(&topic).await? != Some(partitions)
+                {
+                    return Err(AdminError::Topic {
+                        action: ACTION,
+                        topic,
+                        code,
+                    });
+                }
             }
         }
         Ok(())
@@ -584,9 +599,35 @@ fn admin_options() -> AdminOptions {
         .operation_timeout(Some(REQUEST_TIMEOUT))
 }
 
+/// Divides topics among requests of [`REQUEST_PARTITIONS`].
+fn requests_for(topics: &[TopicSpec]) -> impl Iterator<Item = &[TopicSpec]> {
+    let mut partitions = 0_u32;
+    topics.chunk_by(move |topic, next| {
+        partitions = partitions.saturating_add(topic.partitions);
+        let fits = partitions.saturating_add(next.partitions) <= REQUEST_PARTITIONS;
+        if !fits {
+            partitions = 0;
+        }
+        fits
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_asks_for_a_thousand_partitions_or_one_topic() {
+        let topics =
+            [400, 600, 1, 3_000, 999, 1, 1].map(|partitions| TopicSpec::new("t", partitions));
+        let requests = requests_for(&topics);
+        let partitions: Vec<Vec<u32>> = requests
+            .map(|topics| topics.iter().map(|topic| topic.partitions).collect())
+            .collect();
+        let expected = [vec![400, 600], vec![1], vec![3_000], vec![999, 1], vec![1]];
+        assert_eq!(partitions, expected);
+        assert_eq!(requests_for(&[]).count(), 0);
+    }
 
     #[tokio::test]
     async fn a_client_whose_overlapping_requests_fail_adds_the_servers_again() {
