@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
 use waybill_engine::{PartitionId, Recovery};
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
@@ -15,6 +16,9 @@ use super::metrics::SupervisorMetrics;
 
 /// Maximum number of recoveries in flight.
 const CHUNK_MAX: usize = 500;
+/// Recoveries are published in chunks of what may be published in this time, so that a low maximum
+/// rate is kept in small steps.
+const CHUNK_TIME: Duration = Duration::from_millis(250);
 
 /// Why a record was not published.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +29,9 @@ pub(super) enum AskError {
     /// The broker did not acknowledge it.
     #[error("a recovery was not acknowledged")]
     Produce(#[from] ProduceError),
+    /// The supervisor stops while recoveries wait for their turn.
+    #[error("the supervisor is stopping")]
+    Stopping,
 }
 
 /// Publishes recoveries to the topic that the schedulers read.
@@ -34,7 +41,10 @@ pub(super) struct Asker {
     topics: Topics,
     partition_map: PartitionMap,
     pace: Mutex<Pace>,
+    /// How many recoveries are published at once.
+    chunk: usize,
     metrics: Arc<SupervisorMetrics>,
+    stop: CancellationToken,
 }
 
 impl Asker {
@@ -44,6 +54,7 @@ impl Asker {
         partition_map: PartitionMap,
         per_second_max: u32,
         metrics: Arc<SupervisorMetrics>,
+        stop: CancellationToken,
     ) -> Result<Self, ClientError> {
         let options = ProducerOptions {
             message_bytes_max: DEAD_LETTER_BYTES_MAX,
@@ -54,14 +65,17 @@ impl Asker {
             topics: topics.clone(),
             partition_map,
             pace: Mutex::new(Pace::new(per_second_max)),
+            chunk: chunk_of(per_second_max),
             metrics,
+            stop,
         })
     }
 
-    /// Publishes all recoveries; returns once the broker has acknowledged the last.
+    /// Publishes all recoveries; returns once the broker has acknowledged the last, or once the
+    /// supervisor stops and the next ones would have to wait for their turn.
     pub(super) async fn ask(&self, recoveries: &[Recovery]) -> Result<(), AskError> {
-        for chunk in recoveries.chunks(CHUNK_MAX) {
-            self.wait_for_turn(chunk.len()).await;
+        for chunk in recoveries.chunks(self.chunk) {
+            self.wait_for_turn(chunk.len()).await?;
             let (settlement, settled) = Settlement::channel(chunk.len());
             for recovery in chunk {
                 self.send(recovery, &settlement).await?;
@@ -127,13 +141,24 @@ impl Asker {
         Ok(enqueue(&self.producer, &record, settlement).await?)
     }
 
-    async fn wait_for_turn(&self, recoveries: usize) {
+    async fn wait_for_turn(&self, recoveries: usize) -> Result<(), AskError> {
         let wait = {
             let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
             pace.take(recoveries, Instant::now())
         };
-        tokio::time::sleep(wait).await;
+        if wait.is_zero() {
+            return Ok(());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(wait) => Ok(()),
+            () = self.stop.cancelled() => Err(AskError::Stopping),
+        }
     }
+}
+
+fn chunk_of(per_second_max: u32) -> usize {
+    let chunk = f64::from(per_second_max) * CHUNK_TIME.as_secs_f64();
+    (chunk as usize).clamp(1, CHUNK_MAX)
 }
 
 /// Spreads recoveries evenly: after a burst of `n`, the next one waits as long as `n` take at the
@@ -173,5 +198,28 @@ mod tests {
         assert_eq!(pace.take(500, start), Duration::from_millis(500));
         let later = start + Duration::from_secs(5);
         assert_eq!(pace.take(1, later), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_chunk_is_what_may_be_published_in_a_quarter_of_a_second() {
+        let chunks = [1, 4, 100, 2_000, u32::MAX].map(chunk_of);
+        assert_eq!(chunks, [1, 1, 25, CHUNK_MAX, CHUNK_MAX]);
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_the_wait_for_a_turn() {
+        let stop = CancellationToken::new();
+        let asker = Asker::new(
+            &KafkaSettings::new("127.0.0.1:1"),
+            &Topics::default(),
+            PartitionMap::fixed(1),
+            1,
+            Arc::new(SupervisorMetrics::new()),
+            stop.clone(),
+        )
+        .unwrap();
+        asker.wait_for_turn(3_600).await.unwrap();
+        let (turn, ()) = tokio::join!(asker.wait_for_turn(1), async { stop.cancel() });
+        assert!(matches!(turn, Err(AskError::Stopping)));
     }
 }

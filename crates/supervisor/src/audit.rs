@@ -208,9 +208,13 @@ impl Audit {
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
             tokio::time::sleep(self.auditor.every).await;
-            if let Err(error) = self.round().await {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(index_shard = %self.index_shard, error, "audit failed; retrying");
+            match self.round().await {
+                Ok(()) => {}
+                Err(AuditError::Ask(AskError::Stopping)) => std::future::pending().await,
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(index_shard = %self.index_shard, error, "audit failed; retrying");
+                }
             }
         }
     }

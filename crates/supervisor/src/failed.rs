@@ -103,10 +103,12 @@ impl Following {
                 self.asker.ask(&recoveries).await
             };
             while let Err(error) = runtime.block_on(publish()) {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "could not write the decisions on failed operations; retrying"
-                );
+                if !stop.is_cancelled() {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "could not write the decisions on failed operations; retrying"
+                    );
+                }
                 let until = Instant::now() + REST;
                 while Instant::now() < until && !stop.is_cancelled() {
                     std::thread::sleep(Duration::from_millis(50));

@@ -168,6 +168,7 @@ impl IndexShard {
             match passed {
                 Ok(true) if !stop.is_cancelled() && behind_since.is_none() => continue,
                 Ok(_) => {}
+                Err(_) if stop.is_cancelled() => {}
                 Err(error) => {
                     self.metrics.failed_passes.increment(1);
                     tracing::warn!(
@@ -175,7 +176,10 @@ impl IndexShard {
                         error = &error as &dyn std::error::Error,
                         "sweep ended early; retrying"
                     );
-                    tokio::time::sleep(REST).await;
+                    tokio::select! {
+                        () = tokio::time::sleep(REST) => {}
+                        () = stop.cancelled() => {}
+                    }
                 }
             }
             tokio::select! {
