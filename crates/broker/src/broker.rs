@@ -32,8 +32,9 @@ use crate::topics::{OpenTopicsError, Topics};
 
 /// How often partitions that a full disk has stopped are tried again.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
-/// Connections that clients of the broker's own process may have: many times as many as they need.
-const OWN_CONNECTIONS_MAX: usize = 1_024;
+/// Connections to [`Broker::own_address`]: many times as many as the clients of the broker's own
+/// process need.
+pub const OWN_CONNECTIONS_MAX: usize = 1_024;
 /// How long to wait after the system refused a connection, for example for lack of files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
