@@ -102,6 +102,7 @@ pub struct Broker {
     syncs: Arc<SyncQueue>,
     threads: SyncThreads,
     slots: Arc<Connections>,
+    own_slots: Arc<Connections>,
     connections: TaskTracker,
     /// Ends connections that did not finish in time.
     abort: CancellationToken,
@@ -169,7 +170,7 @@ impl Broker {
             accept(listener, server, slots, connections, abort.clone())
         };
         let accepting = accept(listener, Arc::clone(&slots));
-        let own_accepting = accept(own_listener, own_slots);
+        let own_accepting = accept(own_listener, Arc::clone(&own_slots));
         let groups = drive_groups(Arc::clone(&server));
         let retention = apply_retention(Arc::clone(&server));
         let reopening = reopen_full(Arc::clone(&server));
@@ -188,6 +189,7 @@ impl Broker {
             syncs,
             threads,
             slots,
+            own_slots,
             connections,
             background,
             _abort_on_drop: abort.clone().drop_guard(),
@@ -233,6 +235,8 @@ impl Broker {
             connections_refused: counts.refused,
             connections_per_address: counts.per_address as u64,
             connections_per_address_max: config.connections_per_address_max as u64,
+            own_connections: self.own_slots.counts().open as u64,
+            own_connections_max: OWN_CONNECTIONS_MAX as u64,
             log_bytes,
             partitions,
             partitions_max: config.partitions_max as u64,
