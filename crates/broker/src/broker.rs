@@ -490,16 +490,16 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, slot: &
     let closed = Connection::new(stream, Ends { peer, local }, server, slot)
         .run()
         .await;
-    // Without the port if a peer may cause many lines, so that the log suppresses repetitions.
+    // A peer may cause many lines. The log suppresses repetitions, of warnings and without the port.
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
             tracing::warn!(address = %peer.ip(), %cause, "closed a connection: malformed data");
         }
-        Closed::Slow | Closed::Stalled | Closed::Idle | Closed::NoLogin => {
-            tracing::info!(address = %peer.ip(), cause = %closed, "closed a connection");
+        Closed::Slow | Closed::Stalled | Closed::NoLogin => {
+            tracing::warn!(address = %peer.ip(), cause = %closed, "closed a connection");
         }
-        Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {
+        Closed::Idle | Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {
             tracing::debug!(%peer, cause = %closed, "a connection ended");
         }
     }
