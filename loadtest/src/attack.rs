@@ -4,8 +4,8 @@
 //! Attackers use their own loopback addresses, so that limits by address apply to them and not to
 //! the load. They pause between steps, because a flood that takes all CPU is another test.
 //!
-//! Deliberately absent: attacks that need a token, and Kafka clients that forge records or delete
-//! topics.
+//! Deliberately absent: attacks that need a token or the port of the roles' own listener, which is
+//! not announced, and Kafka clients that forge requests or delete topics.
 
 mod broker;
 mod http;
@@ -87,6 +87,7 @@ pub struct Tally {
 /// One attacker, at one listener.
 #[derive(Clone)]
 pub struct Attacker {
+    listener: Listener,
     address: SocketAddr,
     source: Ipv4Addr,
     number: usize,
@@ -128,6 +129,8 @@ enum Attack {
     Silence,
     /// Sends half a head, and then a byte now and then.
     HalfHead,
+    /// Sends a request, reads the answer and leaves the connection idle.
+    IdleAfterAnswer,
     /// Sends a body byte by byte.
     DrippingBody,
     /// Requests large answers over HTTP/2 and reads none.
@@ -145,8 +148,14 @@ enum Attack {
     BadFrames,
     /// Sends small batches that expand to a large size.
     Bombs,
+    /// Appends batches whose records no client can decode.
+    Undecodable,
     /// Writes meaningless records to the topics that Waybill reads.
     Rubbish,
+    /// The same with records of the maximum size.
+    LargePoison,
+    /// Writes replies that prove no request.
+    ForgedReplies,
     /// Announces requests of the maximum size and sends nothing of them.
     AnnouncedRequests,
     /// Sends most of a request of the maximum size, and then a byte now and then.
@@ -156,9 +165,10 @@ enum Attack {
 }
 
 impl Attack {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 18] = [
         Self::Silence,
         Self::HalfHead,
+        Self::IdleAfterAnswer,
         Self::DrippingBody,
         Self::UnreadAnswers,
         Self::UnreadBesideReadAnswers,
@@ -167,7 +177,10 @@ impl Attack {
         Self::ForeignPage,
         Self::BadFrames,
         Self::Bombs,
+        Self::Undecodable,
         Self::Rubbish,
+        Self::LargePoison,
+        Self::ForgedReplies,
         Self::AnnouncedRequests,
         Self::HalfRequests,
         Self::UnreadFetches,
@@ -177,16 +190,18 @@ impl Attack {
         use Listener::{Admin, Broker, Http, Services};
         match self {
             Self::Silence => &[Http, Admin, Broker, Services],
-            Self::HalfHead => &[Http, Admin, Services],
-            Self::DrippingBody
-            | Self::UnreadAnswers
-            | Self::UnreadBesideReadAnswers
-            | Self::AmbiguousFraming => &[Http, Admin],
+            Self::HalfHead | Self::IdleAfterAnswer | Self::DrippingBody => &[Http, Admin, Services],
+            Self::UnreadAnswers | Self::UnreadBesideReadAnswers | Self::AmbiguousFraming => {
+                &[Http, Admin]
+            }
             Self::MadeUpOperations => &[Http],
             Self::ForeignPage => &[Http, Admin],
             Self::BadFrames
             | Self::Bombs
+            | Self::Undecodable
             | Self::Rubbish
+            | Self::LargePoison
+            | Self::ForgedReplies
             | Self::AnnouncedRequests
             | Self::HalfRequests
             | Self::UnreadFetches => &[Broker],
@@ -196,7 +211,8 @@ impl Attack {
     /// The number of attackers at a listener. Few if an attack costs the attacker much.
     fn attackers(self, most: usize) -> usize {
         match self {
-            Self::Bombs | Self::Rubbish => 1,
+            Self::Bombs | Self::Undecodable | Self::Rubbish => 1,
+            Self::LargePoison | Self::ForgedReplies => 1,
             Self::MadeUpOperations
             | Self::ForeignPage
             | Self::AmbiguousFraming
@@ -204,6 +220,7 @@ impl Attack {
             Self::HalfRequests | Self::UnreadFetches => most.div_ceil(8),
             Self::Silence
             | Self::HalfHead
+            | Self::IdleAfterAnswer
             | Self::DrippingBody
             | Self::UnreadAnswers
             | Self::UnreadBesideReadAnswers
@@ -218,6 +235,7 @@ impl Attack {
                 Ok(())
             }
             Self::HalfHead => http::half_head(attacker).await,
+            Self::IdleAfterAnswer => http::idle_after_answer(attacker).await,
             Self::DrippingBody => http::dripping_body(attacker).await,
             Self::UnreadAnswers => http::unread_answers(attacker).await,
             Self::UnreadBesideReadAnswers => http::unread_beside_read_answers(attacker).await,
@@ -226,7 +244,10 @@ impl Attack {
             Self::ForeignPage => http::foreign_page(attacker).await,
             Self::BadFrames => broker::bad_frames(attacker).await,
             Self::Bombs => broker::bombs(attacker).await,
+            Self::Undecodable => broker::undecodable(attacker).await,
             Self::Rubbish => broker::rubbish(attacker).await,
+            Self::LargePoison => broker::large_poison(attacker).await,
+            Self::ForgedReplies => broker::forged_replies(attacker).await,
             Self::AnnouncedRequests => broker::announced_requests(attacker).await,
             Self::HalfRequests => broker::half_requests(attacker).await,
             Self::UnreadFetches => broker::unread_fetches(attacker).await,
@@ -258,6 +279,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
                 // Always below 256.
                 let last = (number % usize::from(SOURCES)) as u8 + 2;
                 let attacker = Attacker {
+                    listener,
                     address: arguments.address(listener),
                     source: Ipv4Addr::new(127, 0, 0, last),
                     number,

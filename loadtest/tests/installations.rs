@@ -322,7 +322,7 @@ fn honest_clients_are_served_beside_an_attack() {
         .lines()
         .filter(|line| line.contains(" steps, "))
         .collect();
-    assert_eq!(lines.len(), 14, "{message}");
+    assert_eq!(lines.len(), 18, "{message}");
     // Attackers that hold a connection until the end have not finished a step.
     let stepped = |kind: &str| {
         let line = lines.iter().find(|line| line.starts_with(kind));
@@ -338,6 +338,8 @@ fn honest_clients_are_served_beside_an_attack() {
         "MadeUpOperations",
         "ForeignPage",
         "BadFrames",
+        "Undecodable",
+        "ForgedReplies",
     ] {
         assert!(stepped(kind), "{kind}: {message}");
     }

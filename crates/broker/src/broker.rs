@@ -32,8 +32,9 @@ use crate::topics::{OpenTopicsError, Topics};
 
 /// How often partitions that a full disk has stopped are tried again.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
-/// Connections that clients of the broker's own process may have: many times as many as they need.
-const OWN_CONNECTIONS_MAX: usize = 1_024;
+/// Connections to [`Broker::own_address`]: many times as many as the clients of the broker's own
+/// process need.
+pub const OWN_CONNECTIONS_MAX: usize = 1_024;
 /// How long to wait after the system refused a connection, for example for lack of files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -101,6 +102,7 @@ pub struct Broker {
     syncs: Arc<SyncQueue>,
     threads: SyncThreads,
     slots: Arc<Connections>,
+    own_slots: Arc<Connections>,
     connections: TaskTracker,
     /// Ends connections that did not finish in time.
     abort: CancellationToken,
@@ -168,7 +170,7 @@ impl Broker {
             accept(listener, server, slots, connections, abort.clone())
         };
         let accepting = accept(listener, Arc::clone(&slots));
-        let own_accepting = accept(own_listener, own_slots);
+        let own_accepting = accept(own_listener, Arc::clone(&own_slots));
         let groups = drive_groups(Arc::clone(&server));
         let retention = apply_retention(Arc::clone(&server));
         let reopening = reopen_full(Arc::clone(&server));
@@ -187,6 +189,7 @@ impl Broker {
             syncs,
             threads,
             slots,
+            own_slots,
             connections,
             background,
             _abort_on_drop: abort.clone().drop_guard(),
@@ -232,6 +235,8 @@ impl Broker {
             connections_refused: counts.refused,
             connections_per_address: counts.per_address as u64,
             connections_per_address_max: config.connections_per_address_max as u64,
+            own_connections: self.own_slots.counts().open as u64,
+            own_connections_max: OWN_CONNECTIONS_MAX as u64,
             log_bytes,
             partitions,
             partitions_max: config.partitions_max as u64,
@@ -485,16 +490,16 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, slot: &
     let closed = Connection::new(stream, Ends { peer, local }, server, slot)
         .run()
         .await;
-    // Without the port if a peer may cause many lines, so that the log suppresses repetitions.
+    // A peer may cause many lines. The log suppresses repetitions, of warnings and without the port.
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
             tracing::warn!(address = %peer.ip(), %cause, "closed a connection: malformed data");
         }
-        Closed::Slow | Closed::Stalled | Closed::Idle | Closed::NoLogin => {
-            tracing::info!(address = %peer.ip(), cause = %closed, "closed a connection");
+        Closed::Slow | Closed::Stalled | Closed::NoLogin => {
+            tracing::warn!(address = %peer.ip(), cause = %closed, "closed a connection");
         }
-        Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {
+        Closed::Idle | Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {
             tracing::debug!(%peer, cause = %closed, "a connection ended");
         }
     }

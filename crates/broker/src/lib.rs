@@ -59,7 +59,7 @@ mod topics;
 
 pub use access::{Action, Logins, Rights};
 pub use backup::{CopyError, Logs, LogsRestore, LogsSnapshot, Segment};
-pub use broker::{Broker, BrokerFailure, StartError, log_ends};
+pub use broker::{Broker, BrokerFailure, OWN_CONNECTIONS_MAX, StartError, log_ends};
 pub use config::BrokerConfig;
 pub use log::{Damage, DamagedBatch};
 pub use repair::{LogRepair, RepairError, repair_logs};

@@ -42,6 +42,10 @@ pub struct Stats {
     pub connections_per_address: u64,
     /// Connections that one address may have open.
     pub connections_per_address_max: u64,
+    /// Connections now open to the listener of the broker's own process.
+    pub own_connections: u64,
+    /// Connections that may be open to it.
+    pub own_connections_max: u64,
     /// Connections that were closed to make room for a new one.
     pub connections_replaced: u64,
     /// New connections that found no room, because no open one could be closed for them.

@@ -26,6 +26,16 @@ const PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
     "Limit on open HTTP connections of one client address, by listener",
     ["listener"],
 );
+const WAITING: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_waiting",
+    "New HTTP connections that wait for room on a full listener, by listener",
+    ["listener"],
+);
+const WAITING_MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_waiting_max",
+    "Limit on new HTTP connections that wait for room, by listener",
+    ["listener"],
+);
 const REPLACED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_replaced_total",
     "HTTP connections that were closed to make room for a new one, by listener",
@@ -82,6 +92,8 @@ pub const METRICS: &[&dyn Declared] = &[
     &MAX,
     &PER_ADDRESS,
     &PER_ADDRESS_MAX,
+    &WAITING,
+    &WAITING_MAX,
     &REPLACED,
     &REFUSED,
     &REQUESTS,
@@ -96,6 +108,7 @@ pub const METRICS: &[&dyn Declared] = &[
 pub(crate) struct ConnectionMeter {
     open: Gauge,
     per_address: Gauge,
+    waiting: Gauge,
     replaced: Counter,
     refused: Counter,
     requests: Gauge,
@@ -105,11 +118,12 @@ pub(crate) struct ConnectionMeter {
 
 impl ConnectionMeter {
     /// Creates a meter for the connections of `listener`, and shows their limits at once.
-    pub(crate) fn new(listener: &str, connections: &Connections) -> Self {
+    pub(crate) fn new(listener: &str, connections: &Connections, waiting_max: usize) -> Self {
         let limits = connections.limits();
         MAX.of([listener]).set(limits.max as f64);
         let per_address_max = limits.per_address_max as f64;
         PER_ADDRESS_MAX.of([listener]).set(per_address_max);
+        WAITING_MAX.of([listener]).set(waiting_max as f64);
         if let Some(requests) = limits.requests {
             REQUESTS_MAX.of([listener]).set(requests.shared as f64);
             let per_address_max = requests.shared_per_address as f64;
@@ -118,6 +132,7 @@ impl ConnectionMeter {
         Self {
             open: OPEN.of([listener]),
             per_address: PER_ADDRESS.of([listener]),
+            waiting: WAITING.of([listener]),
             replaced: REPLACED.of([listener]),
             refused: REFUSED.of([listener]),
             requests: REQUESTS.of([listener]),
@@ -137,6 +152,11 @@ impl ConnectionMeter {
         let per_address = counts.requests_shared_per_address as f64;
         self.requests_per_address.set(per_address);
         self.requests_refused.absolute(counts.requests_refused);
+    }
+
+    /// Shows how many connections wait for room.
+    pub(crate) fn note_waiting(&self, waiting: usize) {
+        self.waiting.set(waiting as f64);
     }
 }
 

@@ -25,7 +25,7 @@ use waybill_connections::{
     ConnectionSlot, Connections, Full, Limits, RequestGuard, RequestLimits, share_of_one_address,
 };
 
-use self::waiting::Waiting;
+use self::waiting::{WAITING_MAX, Waiting};
 use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
 use crate::meter::{ConnectionMeter, RefusalMeter};
@@ -159,7 +159,7 @@ impl<S: Service> Server<S> {
             tls,
             service,
             limits,
-            meter: ConnectionMeter::new(name, &connections),
+            meter: ConnectionMeter::new(name, &connections, WAITING_MAX),
             refusals: Arc::new(RefusalMeter::new(name)),
             connections,
             http,
@@ -187,6 +187,7 @@ impl<S: Service> Server<S> {
                 () = stop.cancelled() => break,
                 _ = shows.tick() => {
                     self.meter.note(&self.connections);
+                    self.meter.note_waiting(waiting.len());
                     continue;
                 }
                 Some(ended) = serving.join_next() => {

@@ -11,6 +11,7 @@ use h2::client::SendRequest;
 use http_body_util::{BodyExt as _, Either, Full, StreamBody};
 use hyper::body::Frame;
 use hyper::{Request, Response};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -195,15 +196,32 @@ async fn a_connection_waits_while_all_others_are_busy_and_none_of_these_is_cut_o
         connections_per_address_max: 5,
         ..LIMITS
     };
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let shows = async |waiting: u32| {
+        let shown = format!("waybill_http_connections_waiting{{listener=\"test\"}} {waiting}\n");
+        let until_shown = async {
+            while !metrics.render().contains(&shown) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG / 2, until_shown).await.unwrap();
+    };
     let server = run(limits, Tls::default()).await;
     let mut busy = server.busy(LIMITS.connections_max).await;
+    shows(0).await;
+    let max = "waybill_http_connections_waiting_max{listener=\"test\"} 64\n";
+    assert!(metrics.render().contains(max));
     let mut last = server.connect().await;
     send(&mut last, "/a").await;
+    shows(1).await;
     server.service.may_answer.add_permits(busy.len());
     for stream in &mut busy {
         answer(stream, "/wait").await;
     }
     answer(&mut last, "/a").await;
+    shows(0).await;
 }
 
 /// Sends a byte of a body periodically, until that fails.

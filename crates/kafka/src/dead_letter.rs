@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use waybill_engine::Offset;
 use waybill_messages::headers::Stage;
-use waybill_messages::{Contents, DeadLetter, Topics};
+use waybill_messages::{Contents, DeadLetter, Topics, undecodable};
 
-use crate::{OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement};
+use crate::{DamagedLog, OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement};
 
 /// How long to wait for room in a full producer queue.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
@@ -42,6 +43,24 @@ pub fn dead_letter(record: RawRecord, component: &str, cause: &str) -> RawRecord
         headers,
         ..record
     }
+}
+
+/// A dead letter for the records from `log.offset` up to `next`, which no client can decode. It
+/// gives their position instead of their bytes.
+#[must_use]
+pub fn undecodable_dead_letter(log: &DamagedLog, next: Offset, component: &str) -> RawRecord {
+    let range = (log.offset, next);
+    let placeholder = undecodable(&log.topic, log.partition, range, &log.cause);
+    let record = RawRecord {
+        topic: log.topic.clone(),
+        partition: log.partition,
+        offset: log.offset,
+        timestamp_ms: None,
+        key: placeholder.key,
+        value: placeholder.value,
+        headers: placeholder.headers,
+    };
+    dead_letter(record, component, &log.cause)
 }
 
 /// Publishes dead letters. Returns once the broker has acknowledged or permanently refused each

@@ -59,7 +59,9 @@ mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
 pub use damage::{DamageKind, DamagedLog};
-pub use dead_letter::{dead_letter, enqueue, publish, publish_dead_letters};
+pub use dead_letter::{
+    dead_letter, enqueue, publish, publish_dead_letters, undecodable_dead_letter,
+};
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use fingerprint::{UNDECODABLE, fingerprint};

@@ -6,6 +6,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use waybill_broker::OWN_CONNECTIONS_MAX;
+
 use crate::Role;
 use crate::config::Config;
 
@@ -15,7 +17,8 @@ const LIMIT_MAX: u64 = 1 << 20;
 /// Open files other than connections with a slot: of the log, the store, clients, connections that
 /// wait for a slot, and the program itself.
 const OTHERS: u64 = 640;
-/// Open files of each partition: segments of its topics.
+/// Open files of each partition (`partitions`): segments of its topics, also closed ones that are
+/// read.
 const PER_PARTITION: u64 = 32;
 
 /// Raises the limit as far as the system allows, and warns if the configured bounds exceed it.
@@ -26,8 +29,9 @@ pub fn prepare(role: Role, config: &Config) {
         tracing::warn!(
             limit,
             wanted,
-            "the limit of open files is too low for the configured connections: raise it (ulimit -Hn, \
-             LimitNOFILE=), or lower connectionsMax of http, admin, broker and services"
+            "the limit of open files is too low for the configured connections and partitions: raise it (ulimit -Hn, \
+             LimitNOFILE=), or lower connectionsMax of http, admin, broker and services, or \
+             broker.partitionsMax"
         );
     }
 }
@@ -64,8 +68,9 @@ fn wanted(role: Role, config: &Config) -> u64 {
         wanted += config.http.connections_max as u64;
     }
     if has_broker {
-        wanted += config.broker.connections_max as u64;
-        wanted += u64::from(config.partitions) * PER_PARTITION;
+        wanted += (config.broker.connections_max + OWN_CONNECTIONS_MAX) as u64;
+        let partitions_max = config.broker.partitions_max as u64;
+        wanted += partitions_max.max(u64::from(config.partitions) * PER_PARTITION);
     }
     if has_services {
         wanted += config.services.connections_max as u64;
@@ -93,6 +98,7 @@ mod tests {
         config.http.connections_max = 20;
         config.broker.connections_max = 300;
         config.services.connections_max = 4_000;
+        config.broker.partitions_max = 50_000;
         config.partitions = 2;
         assert_eq!(wanted(Role::Supervisor, &config), 1 + OTHERS);
         assert_eq!(wanted(Role::Ingestion, &config), 21 + OTHERS);
@@ -101,9 +107,14 @@ mod tests {
             services,
             samples: 0,
         };
-        let all = 321 + 2 * PER_PARTITION + OTHERS;
+        let own = OWN_CONNECTIONS_MAX as u64;
+        let all = 50_321 + own + OTHERS;
         assert_eq!(wanted(up(false), &config), all);
         assert_eq!(wanted(up(true), &config), all + 4_000);
+        assert_eq!(wanted(Role::Broker, &config), all - 20);
+        config.broker.partitions_max = 1;
+        let few = 321 + 2 * PER_PARTITION + own + OTHERS;
+        assert_eq!(wanted(up(false), &config), few);
         config.kafka.brokers = Some(vec!["kafka:9092".to_owned()]);
         assert_eq!(wanted(up(false), &config), 21 + OTHERS);
     }

@@ -3,8 +3,10 @@
 //!
 //! All supervisors share the topic through one consumer group. The offset of a record is committed
 //! only once the broker has acknowledged the resulting recovery. A record that cannot be decoded
-//! goes to the dead-letter topic and holds nothing up.
+//! goes to the dead-letter topic and holds nothing up. For records that no client can decode, a dead
+//! letter with their position does.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use waybill_clock::wall_clock;
 use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
 use waybill_kafka::{
-    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef, TopicPartition,
-    dead_letter,
+    DamagedLog, GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef,
+    TopicPartition, dead_letter, undecodable_dead_letter,
 };
 use waybill_messages::{DecodeError, SchemaId};
 use waybill_telemetry::chain;
@@ -82,7 +84,7 @@ impl Following {
         let mut intake = Intake::default();
         while !stop.is_cancelled() {
             consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake)?;
-            if intake.records.is_empty() {
+            if intake.is_empty() {
                 // Records that waited for a schema may belong to another supervisor by now.
                 hold(&consumer, false)?;
                 continue;
@@ -93,11 +95,13 @@ impl Following {
             hold(&consumer, decided.is_err())?;
             let Ok(Decided {
                 recoveries,
-                dead_letters,
+                mut dead_letters,
             }) = decided
             else {
                 continue;
             };
+            dead_letters.extend(intake.undecodable.iter().map(|(letter, _)| letter.clone()));
+            self.metrics.unreadable.increment(dead_letters.len() as u64);
             let publish = async || {
                 self.asker.publish_dead_letters(&dead_letters).await?;
                 self.asker.ask(&recoveries).await
@@ -157,7 +161,6 @@ impl Following {
             match decoded {
                 Ok(failed) => recoveries.extend(supervision.failed(&failed, now)),
                 Err(error) => {
-                    self.metrics.unreadable.increment(1);
                     tracing::error!(
                         partition = %record.partition,
                         offset = %record.offset,
@@ -194,14 +197,26 @@ fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
 #[derive(Debug, Default)]
 struct Intake {
     records: Vec<RawRecord>,
+    /// A dead letter for each run of records that no client can decode, and the offset behind it.
+    undecodable: Vec<(RawRecord, Offset)>,
+    /// The end of the last such run of each partition: the client may meet it again.
+    passed: HashMap<PartitionId, Offset>,
 }
 
 impl Intake {
+    fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.undecodable.is_empty()
+    }
+
     /// Clears the records; returns the offset at which each partition continues.
     fn take_next(&mut self) -> Vec<(PartitionId, Offset)> {
         let mut next = std::collections::BTreeMap::new();
         for record in self.records.drain(..) {
             next.insert(record.partition, record.offset.next());
+        }
+        for (letter, behind) in self.undecodable.drain(..) {
+            let next = next.entry(letter.partition).or_insert(behind);
+            *next = behind.max(*next);
         }
         next.into_iter().collect()
     }
@@ -220,12 +235,90 @@ impl GroupHandler for Intake {
         _lost: bool,
     ) -> Vec<(TopicPartition, Offset)> {
         // The next owner of the partition reads them again from the committed offset.
-        let is_gone = |record: &RawRecord| {
-            partitions
-                .iter()
-                .any(|gone| gone.partition == record.partition)
-        };
-        self.records.retain(|record| !is_gone(record));
+        let is_gone = |partition| partitions.iter().any(|gone| gone.partition == partition);
+        self.records.retain(|record| !is_gone(record.partition));
+        self.undecodable
+            .retain(|(letter, _)| !is_gone(letter.partition));
+        self.passed.retain(|partition, _| !is_gone(*partition));
         Vec::new()
+    }
+
+    fn takes_undecodable(&self) -> bool {
+        true
+    }
+
+    fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
+        if self.passed.insert(log.partition, next) != Some(next) {
+            let letter = undecodable_dead_letter(log, next, "supervisor");
+            self.undecodable.push((letter, next));
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_kafka::DamageKind;
+
+    use super::*;
+
+    const P: PartitionId = PartitionId(2);
+
+    fn log(offset: i64) -> DamagedLog {
+        DamagedLog {
+            topic: "waybill.failed-operations.v1".to_owned(),
+            partition: P,
+            offset: Offset(offset),
+            cause: "records at this offset cannot be parsed".to_owned(),
+            kind: DamageKind::Undecodable,
+            next: Some(Offset(offset + 5)),
+        }
+    }
+
+    fn record(offset: i64) -> RawRecord {
+        RawRecord {
+            topic: "waybill.failed-operations.v1".to_owned(),
+            partition: P,
+            offset: Offset(offset),
+            timestamp_ms: None,
+            key: None,
+            value: None,
+            headers: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn undecodable_records_get_one_dead_letter_and_the_partition_continues_behind_them() {
+        let mut intake = Intake::default();
+        assert!(intake.takes_undecodable());
+        intake.records.push(record(6));
+        assert!(intake.undecodable(&log(7), Offset(12)));
+        let (letter, _) = &intake.undecodable[0];
+        assert_eq!(letter.topic, "waybill.failed-operations.v1.dlq");
+        assert_eq!((letter.partition, letter.offset), (P, Offset(7)));
+        let place = letter.value.as_deref().unwrap_or_default();
+        assert!(String::from_utf8_lossy(place).contains("\"nextOffset\":12"));
+        assert_eq!(intake.take_next(), [(P, Offset(12))]);
+        assert!(intake.is_empty());
+
+        // The client meets them again.
+        assert!(intake.undecodable(&log(7), Offset(12)));
+        assert!(intake.is_empty());
+        intake.records.push(record(12));
+        assert_eq!(intake.take_next(), [(P, Offset(13))]);
+    }
+
+    #[test]
+    fn the_next_owner_of_a_partition_handles_its_undecodable_records() {
+        let mut intake = Intake::default();
+        intake.undecodable(&log(7), Offset(12));
+        let gone = TopicPartition {
+            topic: log(7).topic,
+            partition: P,
+        };
+        intake.revoked(std::slice::from_ref(&gone), false);
+        assert_eq!(intake.take_next(), []);
+        intake.undecodable(&log(7), Offset(12));
+        assert_eq!(intake.take_next(), [(P, Offset(12))]);
     }
 }

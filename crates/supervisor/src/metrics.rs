@@ -18,7 +18,7 @@ const RECOVERIES: Metric<Counter, 1> = Metric::new(
 const UNREADABLE: Metric<Counter> = Metric::new(
     "waybill_supervisor_unreadable_rows_total",
     "Unreadable rows: rows of due operations, and rows that an audit finds unreadable for the \
-     first time",
+     first time; also unreadable records of failed operations",
     [],
 );
 const FAILED_PASSES: Metric<Counter> = Metric::new(

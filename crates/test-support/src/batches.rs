@@ -1,5 +1,5 @@
-//! Hand-made record batches, and a request that appends them unchanged. No Kafka client sends such
-//! batches.
+//! Hand-made record batches, and requests that append them unchanged and change what their topic
+//! accepts. No Kafka client sends such batches.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -43,6 +43,26 @@ pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     }
 }
 
+/// Sets how large a batch of a topic may be. Returns the broker's error code.
+pub fn set_batch_bytes_max(broker: impl ToSocketAddrs, topic: &str, bytes: u32) -> i16 {
+    let one = 1_u32.to_be_bytes();
+    let text = |text: &str| {
+        let length = u16::try_from(text.len()).unwrap().to_be_bytes();
+        [&length[..], text.as_bytes()].concat()
+    };
+    // IncrementalAlterConfigs, version 0, correlation ID 0, and no client ID.
+    let mut request = [0, 44, 0, 0, 0, 0, 0, 0, 0xff, 0xff].to_vec();
+    // One topic with one setting, which is set. The change is made, not only checked.
+    request.extend([&one[..], &[2], &text(topic), &one].concat());
+    request.extend(text("max.message.bytes"));
+    request.push(0);
+    request.extend(text(&bytes.to_string()));
+    request.push(0);
+    // Length, correlation ID, time, the number of resources, and the error code of one.
+    let answer = ask(broker, &request, 4 + 4 + 4 + 4 + 2);
+    i16::from_be_bytes(*answer.last_chunk().unwrap())
+}
+
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn request(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
@@ -57,13 +77,20 @@ fn request(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     let timeout_ms = u32::try_from(TIMEOUT.as_millis()).unwrap();
     request.extend([&NONE[..], &ALL, &timeout_ms.to_be_bytes()].concat());
     request.extend([&one[..], &topic, &one, &[0; 4], &length(batch), batch].concat());
-    let mut broker = TcpStream::connect(broker).unwrap();
-    broker.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
-    let frame = [&length(&request)[..], &request].concat();
-    broker.write_all(&frame).unwrap();
     // Length, correlation ID, one topic with its name, one partition with its number, and the error
     // code.
-    let mut answer = vec![0; 4 + 4 + 4 + topic.len() + 4 + 4 + 2];
-    broker.read_exact(&mut answer).unwrap();
+    let answer = ask(broker, &request, 4 + 4 + 4 + topic.len() + 4 + 4 + 2);
     i16::from_be_bytes(*answer.last_chunk().unwrap())
+}
+
+/// Sends a request, and returns the beginning of the answer.
+fn ask(broker: impl ToSocketAddrs, request: &[u8], answer_bytes: usize) -> Vec<u8> {
+    let length = u32::try_from(request.len()).unwrap().to_be_bytes();
+    let mut broker = TcpStream::connect(broker).unwrap();
+    broker.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
+    let frame = [&length[..], request].concat();
+    broker.write_all(&frame).unwrap();
+    let mut answer = vec![0; answer_bytes];
+    broker.read_exact(&mut answer).unwrap();
+    answer
 }

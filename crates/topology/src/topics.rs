@@ -7,6 +7,7 @@
 //! that are not in the table.
 
 mod audit;
+mod compression;
 mod describe;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use waybill_kafka::{Admin, AdminError, ErrorCode, KafkaSettings, TopicSpec};
 use waybill_messages::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX, Topics};
 
 pub use audit::{Finding, RETENTION_MS_MIN, SETTINGS_THAT_MATTER, Weight, audit};
+pub use compression::CompressionCheck;
 pub use describe::{Found, describe};
 
 use crate::TopologySettings;
@@ -164,33 +166,6 @@ pub async fn create(
         ),
     })?;
     Ok(broker)
-}
-
-/// Checks that no topic of step requests of `agents` keeps compressed batches. Skips topics that do
-/// not exist yet, or whose settings this user may not read.
-///
-/// # Errors
-///
-/// If there is such a topic, or the brokers are unavailable.
-pub async fn check_step_requests(
-    topology: &TopologySettings,
-    kafka: &KafkaSettings,
-    agents: &[&str],
-) -> anyhow::Result<()> {
-    let names = Topics::new(&topology.kafka.topic_prefix);
-    // The kind of broker does not matter: the embedded one compresses nothing.
-    let needed: Vec<Needed> = agents
-        .iter()
-        .map(|agent| of_steps(topology, &names.step_requests(agent), BrokerKind::Kafka))
-        .collect();
-    let admin = Admin::new(kafka, "waybill-admin")?;
-    admin.wait_ready(BROKER_PATIENCE).await?;
-    let found = describe(&admin, &needed)
-        .await
-        .map_err(|error| explained(error, topology))?;
-    let mut findings = audit(topology, BrokerKind::Kafka, &needed, &found);
-    findings.retain(|finding| finding.key == COMPRESSION);
-    refuse_harm(&findings)
 }
 
 /// Logs the findings that are warnings.

@@ -1,13 +1,15 @@
 //! Attacks on the embedded broker.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use waybill_messages::Topics;
+use uuid::Uuid;
+use waybill_engine::{Action, Attempt, Epoch, OperationId, Outcome, StepReply};
+use waybill_messages::{RECORD_BYTES_MAX, Record as _, Topics};
 
 use super::{Attacker, HOLD, hold};
 
@@ -16,8 +18,15 @@ const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
 const BOMB_BYTES: usize = 32 << 20;
 /// How long a bomb or a record waits for its acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The number of meaningless records in one step.
+/// The number of meaningless records, or of forged replies, in one step.
 const RUBBISH: usize = 20;
+/// An agent of every installation.
+const AGENT: &str = "drone";
+/// The pause after a large record. Waybill writes each twice, with its dead letter.
+const LARGE_PAUSE: Duration = Duration::from_secs(5);
+/// A record whose value has the length -2: its length, attributes, time and offset deltas, and no
+/// key.
+const UNDECODABLE: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
 /// The size of the largest request, and the part of it that is sent.
 const LARGEST_BYTES: u32 = 16 << 20;
 const HALF_BYTES: usize = 12 << 20;
@@ -47,9 +56,12 @@ pub(super) async fn bad_frames(attacker: &Attacker) -> io::Result<()> {
     Ok(())
 }
 
-fn topics(attacker: &Attacker) -> [String; 3] {
+/// The topics that Waybill reads.
+fn topics(attacker: &Attacker) -> [String; 4] {
     let topics = Topics::new(&attacker.topic_prefix);
-    [topics.requests(), topics.step_replies(), topics.recovery()].map(str::to_owned)
+    let own = [topics.requests(), topics.step_replies(), topics.recovery()];
+    let [requests, replies, recovery] = own.map(str::to_owned);
+    [requests, replies, recovery, topics.step_requests(AGENT)]
 }
 
 fn producer(attacker: &Attacker, codec: &str) -> io::Result<FutureProducer> {
@@ -67,13 +79,23 @@ pub(super) async fn bombs(attacker: &Attacker) -> io::Result<()> {
     for codec in CODECS {
         let producer = producer(attacker, codec)?;
         for topic in topics(attacker) {
-            let record = FutureRecord::<(), _>::to(&topic).payload(&zeroes);
             // The broker should refuse it.
-            let _ = producer.send(record, Timeout::After(PATIENCE)).await;
+            let _ = send(&producer, &topic, &zeroes).await;
             tokio::time::sleep(PATIENCE / 10).await;
         }
     }
     Ok(())
+}
+
+/// Sends a record. It may be refused.
+async fn send(
+    producer: &FutureProducer,
+    topic: &str,
+    value: &[u8],
+) -> Result<(), rdkafka::error::KafkaError> {
+    let record = FutureRecord::<(), _>::to(topic).payload(value);
+    let sent = producer.send(record, Timeout::After(PATIENCE)).await;
+    sent.map(drop).map_err(|(error, _)| error)
 }
 
 pub(super) async fn rubbish(attacker: &Attacker) -> io::Result<()> {
@@ -81,13 +103,106 @@ pub(super) async fn rubbish(attacker: &Attacker) -> io::Result<()> {
     for number in 0..RUBBISH {
         for topic in topics(attacker) {
             let value = format!("{number} of a record that means nothing").repeat(10);
-            let record = FutureRecord::<(), _>::to(&topic).payload(&value);
-            let sent = producer.send(record, Timeout::After(PATIENCE)).await;
-            sent.map_err(|(error, _)| io::Error::other(error))?;
+            let sent = send(&producer, &topic, value.as_bytes()).await;
+            sent.map_err(io::Error::other)?;
         }
         tokio::time::sleep(PATIENCE / 100).await;
     }
     Ok(())
+}
+
+/// Sends records of the maximum size that nobody can decode.
+pub(super) async fn large_poison(attacker: &Attacker) -> io::Result<()> {
+    let producer = producer(attacker, "none")?;
+    // With room for the batch.
+    let poison = vec![b'p'; RECORD_BYTES_MAX as usize - 1024];
+    for topic in topics(attacker) {
+        let sent = send(&producer, &topic, &poison).await;
+        sent.map_err(io::Error::other)?;
+        tokio::time::sleep(LARGE_PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Sends replies that no request asked for, so that their nonces are missing.
+pub(super) async fn forged_replies(attacker: &Attacker) -> io::Result<()> {
+    let producer = producer(attacker, "none")?;
+    let [_, replies, ..] = topics(attacker);
+    for _ in 0..RUBBISH {
+        let forged = StepReply {
+            operation: OperationId(Uuid::new_v4()),
+            step: AGENT.to_owned(),
+            attempt: Attempt(1),
+            epoch: Epoch(1),
+            action: Action::Run,
+            nonce: None,
+            outcome: Outcome::Success {
+                outputs: Vec::new(),
+            },
+        };
+        let mut value = Vec::new();
+        forged.encode(&mut value).map_err(io::Error::other)?;
+        let sent = send(&producer, &replies, &value).await;
+        sent.map_err(io::Error::other)?;
+        tokio::time::sleep(PATIENCE / 100).await;
+    }
+    Ok(())
+}
+
+/// A batch of one record, with a valid checksum.
+fn batch(record: &[u8]) -> Vec<u8> {
+    const UNSEQUENCED: [u8; 8 + 2 + 4] = [0xff; 14];
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    // Until the year 292,000,000.
+    let now_ms = (now.unwrap_or_default().as_millis() as u64).to_be_bytes();
+    // No attributes, and the offset of the last record.
+    let mut checked = vec![0; 2 + 4];
+    checked.extend([now_ms, now_ms].concat());
+    checked.extend(UNSEQUENCED);
+    checked.extend(1_u32.to_be_bytes());
+    checked.extend(record);
+    // The base offset and the length, no leader epoch, and the format version.
+    let mut batch = vec![0; 8];
+    batch.extend((checked.len() as u32 + 9).to_be_bytes());
+    batch.extend([0xff, 0xff, 0xff, 0xff, 2]);
+    batch.extend(crc32c::crc32c(&checked).to_be_bytes());
+    batch.extend(checked);
+    batch
+}
+
+/// A request that appends a batch to a topic's first partition.
+fn produce(topic: &str, batch: &[u8]) -> Vec<u8> {
+    // Produce, version 7, without a client ID and a transaction, acknowledged by all, within 5 s.
+    let mut request = vec![0, 0, 0, 7, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+    request.extend(5_000_i32.to_be_bytes());
+    request.extend(1_i32.to_be_bytes());
+    // No topic name is too long for that.
+    request.extend((topic.len() as u16).to_be_bytes());
+    request.extend(topic.as_bytes());
+    request.extend(1_i32.to_be_bytes());
+    request.extend(0_i32.to_be_bytes());
+    request.extend((batch.len() as u32).to_be_bytes());
+    request.extend(batch);
+    framed(&request)
+}
+
+/// Appends batches whose records no client can decode. The embedded broker should refuse them.
+pub(super) async fn undecodable(attacker: &Attacker) -> io::Result<()> {
+    for topic in topics(attacker) {
+        let mut stream = attacker.connect().await?;
+        let request = produce(&topic, &batch(&UNDECODABLE));
+        stream.write_all(&request).await?;
+        stream.read_exact(&mut [0; 4]).await?;
+        tokio::time::sleep(PATIENCE / 100).await;
+    }
+    Ok(())
+}
+
+/// A request behind its length.
+fn framed(request: &[u8]) -> Vec<u8> {
+    let mut frame = (request.len() as u32).to_be_bytes().to_vec();
+    frame.extend(request);
+    frame
 }
 
 /// The beginning of a produce request of the maximum size.
@@ -136,9 +251,7 @@ fn fetch(topic: &str) -> Vec<u8> {
     request.extend(0_i32.to_be_bytes());
     request.extend(0_i64.to_be_bytes());
     request.extend(FETCH_BYTES.to_be_bytes());
-    let mut frame = (request.len() as u32).to_be_bytes().to_vec();
-    frame.append(&mut request);
-    frame
+    framed(&request)
 }
 
 pub(super) async fn unread_fetches(attacker: &Attacker) -> io::Result<()> {
@@ -151,4 +264,19 @@ pub(super) async fn unread_fetches(attacker: &Attacker) -> io::Result<()> {
     stream.read_exact(&mut [0; 4]).await?;
     tokio::time::sleep(HOLD).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_its_length_and_its_checksum() {
+        let batch = batch(&UNDECODABLE);
+        assert_eq!(batch.len(), 61 + UNDECODABLE.len());
+        let length = u32::from_be_bytes(*batch[8..].first_chunk().unwrap());
+        assert_eq!(length as usize, batch.len() - 12);
+        let checksum = u32::from_be_bytes(*batch[17..].first_chunk().unwrap());
+        assert_eq!(checksum, crc32c::crc32c(&batch[21..]));
+    }
 }

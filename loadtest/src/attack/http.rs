@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{Attacker, HOLD, hold};
+use super::{Attacker, HOLD, Listener, hold};
 
 /// The interval between dripped bytes.
 const DRIP: Duration = Duration::from_secs(1);
@@ -33,6 +33,16 @@ pub(super) async fn half_head(attacker: &Attacker) -> io::Result<()> {
     drip(&mut stream, b'y').await
 }
 
+/// Sends a request, and is idle after the answer.
+pub(super) async fn idle_after_answer(attacker: &Attacker) -> io::Result<()> {
+    let mut stream = attacker.connect().await?;
+    stream
+        .write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        .await?;
+    hold(&mut stream).await;
+    Ok(())
+}
+
 pub(super) async fn dripping_body(attacker: &Attacker) -> io::Result<()> {
     let mut stream = attacker.connect().await?;
     let routes = [
@@ -40,7 +50,10 @@ pub(super) async fn dripping_body(attacker: &Attacker) -> io::Result<()> {
         "POST /v1/operations",
         "PUT /log",
     ];
-    let route = routes[attacker.number % routes.len()];
+    let route = match attacker.listener {
+        Listener::Services => "PUT /api/packages/p",
+        _ => routes[attacker.number % routes.len()],
+    };
     let media = match route.ends_with(":batch") {
         true => "application/x-ndjson",
         false => "application/json",

@@ -12,8 +12,9 @@ use tokio_util::sync::CancellationToken;
 use waybill_clock::wall_clock;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{
-    GroupConsumer, GroupHandler, GroupProgress, PollLimits, ProduceError, Producer, RawRecord,
-    RecordRef, Settlement, TopicPartition, dead_letter, publish_dead_letters,
+    DamagedLog, GroupConsumer, GroupHandler, GroupProgress, PollLimits, ProduceError, Producer,
+    RawRecord, RecordRef, Settlement, TopicPartition, dead_letter, publish_dead_letters,
+    undecodable_dead_letter,
 };
 use waybill_messages::{DecodeError, Framing};
 use waybill_telemetry::chain;
@@ -298,6 +299,26 @@ impl<T: Followed> GroupHandler for Intake<'_, T> {
     fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
         give_up(&mut self.progress, gone)
     }
+
+    fn takes_undecodable(&self) -> bool {
+        true
+    }
+
+    fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
+        let begun = self.progress.begin_unread((), log.partition, log.offset);
+        if let Some(source) = begun {
+            self.metrics.unreadable.increment(1);
+            match self.publishes_dead_letters {
+                true => {
+                    let dead_letter = undecodable_dead_letter(log, next, "alerts");
+                    self.dead_letters.push((source, dead_letter));
+                }
+                false => self.progress.done(source),
+            }
+        }
+        self.progress.pass((), log.partition, next);
+        true
+    }
 }
 
 /// Commits the settled offsets when the reader leaves its group.
@@ -324,4 +345,66 @@ fn give_up(
     gone.iter()
         .filter_map(|at| Some((at.clone(), progress.revoke((), at.partition)?)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_kafka::DamageKind;
+
+    use super::*;
+
+    const P: PartitionId = PartitionId(2);
+
+    fn intake<'a>(
+        publishes_dead_letters: bool,
+        framing: &'a Framing,
+        metrics: &'a FollowerMetrics,
+    ) -> Intake<'a, Alert> {
+        let mut progress = GroupProgress::default();
+        progress.assign((), P);
+        Intake {
+            progress,
+            reads: mpsc::channel(1).0,
+            oldest: Timestamp::default(),
+            skipped: 0,
+            waiting: Vec::new(),
+            dead_letters: Vec::new(),
+            publishes_dead_letters,
+            topic: "waybill.operator-alerts.v1",
+            framing,
+            receiver: "pager",
+            metrics,
+        }
+    }
+
+    #[test]
+    fn undecodable_records_get_one_dead_letter_and_the_partition_continues_behind_them() {
+        let (framing, metrics) = (Framing::default(), FollowerMetrics::new("pager"));
+        let log = DamagedLog {
+            topic: "waybill.operator-alerts.v1".to_owned(),
+            partition: P,
+            offset: Offset(7),
+            cause: "records at this offset cannot be parsed".to_owned(),
+            kind: DamageKind::Undecodable,
+            next: Some(Offset(12)),
+        };
+        let mut first = intake(true, &framing, &metrics);
+        assert!(first.takes_undecodable());
+        // The client may meet them again.
+        for _ in 0..2 {
+            assert!(first.undecodable(&log, Offset(12)));
+        }
+        assert_eq!(first.dead_letters.len(), 1);
+        let (source, dead_letter) = first.dead_letters.remove(0);
+        assert_eq!(dead_letter.topic, "waybill.operator-alerts.v1.dlq");
+        // Nothing is committed before the broker has the dead letter.
+        assert_eq!(first.progress.take_commits(), [((), P, Offset(7))]);
+        first.progress.done(source);
+        assert_eq!(first.progress.take_commits(), [((), P, Offset(12))]);
+
+        let mut second = intake(false, &framing, &metrics);
+        assert!(second.undecodable(&log, Offset(12)));
+        assert!(second.dead_letters.is_empty());
+        assert_eq!(second.progress.take_commits(), [((), P, Offset(12))]);
+    }
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use waybill_connections::source_of;
 
 /// How many wait. A further one replaces the oldest of the address that has the most waiting ones.
-const WAITING_MAX: usize = 64;
+pub(super) const WAITING_MAX: usize = 64;
 
 /// A connection that waits, and the address of its client.
 pub(super) type Waiter<T> = (T, IpAddr);
@@ -26,6 +26,10 @@ impl<T> Waiting<T> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
     }
 
     /// Adds the youngest.

@@ -152,7 +152,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     ),
 ];
 
-static GAUGES: [Counted<Gauge>; 21] = [
+static GAUGES: [Counted<Gauge>; 23] = [
     (
         Metric::new(
             "waybill_broker_connections",
@@ -184,6 +184,22 @@ static GAUGES: [Counted<Gauge>; 21] = [
             [],
         ),
         |s| s.connections_per_address_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_own_connections",
+            "Connections of the roles of the broker's own process",
+            [],
+        ),
+        |s| s.own_connections,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_own_connections_max",
+            "Connections that may be open to the listener for the roles of the broker's own process",
+            [],
+        ),
+        |s| s.own_connections_max,
     ),
     (
         Metric::new(

@@ -11,6 +11,7 @@ use waybill_node::admin::Admin;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::LeaseKey;
 use waybill_telemetry::chain;
+use waybill_topology::topics::CompressionCheck;
 
 use super::Dependencies;
 
@@ -18,6 +19,11 @@ use super::Dependencies;
 const ASK_EVERY: Duration = Duration::from_secs(2);
 /// The maximum time for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
+/// The interval of the checks of topics' compression, which is the time until a role notices a
+/// change.
+const COMPRESSION_EVERY: Duration = Duration::from_secs(30);
+/// The maximum time for one of them: it asks about each topic.
+const COMPRESSION_ANSWER_MAX: Duration = Duration::from_secs(20);
 /// How long checks may fail before the process is no longer ready. One slow answer is no outage.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
 
@@ -116,6 +122,42 @@ pub(super) fn group_commits(kafka: &KafkaSettings, admin: &Admin, running: &Runn
                 () = tokio::time::sleep(ASK_EVERY) => {}
                 () = stop.cancelled() => return Ok(()),
             }
+        }
+    });
+}
+
+/// Checks that no topic has begun to keep compressed batches since the start. If one has, readiness
+/// names it. The role continues: to stop reading would only delay what is in the topic already.
+/// Unavailable brokers change nothing.
+pub(super) fn compression(check: CompressionCheck, admin: &Admin, running: &Running) {
+    let uncompressed = admin.readiness.expect("uncompressed topics");
+    uncompressed.set(true);
+    running.spawn(Stage::Agents, "watch compression", move |stop| async move {
+        let mut was_found = false;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(COMPRESSION_EVERY) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+            let found = tokio::time::timeout(COMPRESSION_ANSWER_MAX, check.find()).await;
+            let Ok(Ok(findings)) = found else {
+                continue;
+            };
+            let topics: Vec<String> = findings.iter().map(ToString::to_string).collect();
+            let topics = topics.join("; ");
+            let is_found = !topics.is_empty();
+            uncompressed.note(is_found.then_some(&*topics));
+            uncompressed.set(!is_found);
+            match (was_found, is_found) {
+                (false, true) => tracing::error!(
+                    topics,
+                    "topics keep batches compressed, so that small ones may fill the memory of their readers; this \
+                     process is not ready, and would not start"
+                ),
+                (true, false) => tracing::info!("all topics keep batches uncompressed again"),
+                (true, true) | (false, false) => {}
+            }
+            was_found = is_found;
         }
     });
 }

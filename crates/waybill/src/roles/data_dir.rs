@@ -1,13 +1,14 @@
 //! The data directory of this process.
 //!
 //! What must hold: only the process's user reads it, because it holds all data of clients. An
-//! existing directory keeps its mode, and the log warns if other users may read it. A refusal names
+//! existing directory keeps its mode, and the log warns if other users may read it, except for the
+//! group through which containers get access. A refusal names
 //! the user of the process and the owner of the directory: in containers, nothing else shows them.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
@@ -17,6 +18,10 @@ use rustix::process::{getgid, getuid};
 const MODE: u32 = 0o700;
 /// The permissions of users who neither own the directory nor are in its group.
 const OTHERS: u32 = 0o007;
+/// The permissions of users in the directory's group.
+const GROUP: u32 = 0o070;
+/// The group of the superuser, and of the arbitrary users that OpenShift runs containers as.
+const ROOT_GROUP: u32 = 0;
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +91,17 @@ impl Rights {
     }
 }
 
+/// Who may access a data directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Readers {
+    /// The user of the process, and in containers the group that it has for this purpose.
+    Intended,
+    /// The other users of the directory's group as well.
+    Group,
+    /// Every user.
+    All,
+}
+
 impl Directory {
     fn new(path: &Path, found: &Metadata) -> Self {
         Self {
@@ -93,6 +109,19 @@ impl Directory {
             owner: found.uid(),
             group: found.gid(),
             mode: found.mode() & 0o7777,
+        }
+    }
+
+    /// Who may access it besides the user of the process. A process that does not own its directory
+    /// has access through the group: in a container as OpenShift's arbitrary user of group 0, or
+    /// through the `fsGroup` of a Kubernetes volume. The image's own directory belongs to group 0.
+    fn readers(&self, user: u32) -> Readers {
+        match self.mode {
+            mode if mode & OTHERS != 0 => Readers::All,
+            mode if mode & GROUP != 0 && self.owner == user && self.group != ROOT_GROUP => {
+                Readers::Group
+            }
+            _ => Readers::Intended,
         }
     }
 }
@@ -117,7 +146,7 @@ impl fmt::Display for Rights {
     }
 }
 
-/// Creates the directory and its parents for this user only. Warns if it exists and every user may
+/// Creates the directory and its parents for this user only. Warns if it exists and other users may
 /// access it.
 ///
 /// # Errors
@@ -136,15 +165,27 @@ pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
     }
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     access(path, needed).map_err(|error| no_access(path, error.into()))?;
-    let mode = found.permissions().mode();
-    if mode & OTHERS != 0 {
-        tracing::warn!(
-            path = %path.display(),
-            mode = format_args!("{:o}", mode & 0o777),
-            "every user of this machine can read the data directory: run chmod 700"
-        );
-    }
+    warn_if_shared(&Directory::new(path, &found), getuid().as_raw());
     Ok(())
+}
+
+fn warn_if_shared(directory: &Directory, user: u32) {
+    let path = directory.path.display();
+    let mode = format!("{:o}", directory.mode & 0o777);
+    match directory.readers(user) {
+        Readers::Intended => {}
+        Readers::Group => tracing::warn!(
+            %path,
+            mode,
+            group = directory.group,
+            "all users of its group can read the data directory: run chmod 700"
+        ),
+        Readers::All => tracing::warn!(
+            %path,
+            mode,
+            "every user of this machine can read the data directory: run chmod 700"
+        ),
+    }
 }
 
 fn make(path: &Path) -> Result<(), DataDirError> {
@@ -167,6 +208,8 @@ fn no_access(path: &Path, source: io::Error) -> DataDirError {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use waybill_test_support::log::Lines;
 
     use super::*;
@@ -259,8 +302,37 @@ mod tests {
                 "{open:o}"
             );
         }
-        for closed in [0o700, 0o750] {
-            assert_eq!(logged(closed), "", "{closed:o}");
+        assert_eq!(logged(0o700), "");
+    }
+
+    #[test]
+    fn group_access_is_warned_of_unless_a_container_needs_it() {
+        const USER: u32 = 10_001;
+        let directory = |owner, group, mode| Directory {
+            path: PathBuf::from("/var/lib/waybill"),
+            owner,
+            group,
+            mode,
+        };
+        for (owner, group, mode, expected) in [
+            (USER, USER, 0o700, Readers::Intended),
+            (USER, USER, 0o750, Readers::Group),
+            (USER, USER, 0o2770, Readers::Group),
+            (USER, USER, 0o755, Readers::All),
+            // The image's directory, for its own user and for an arbitrary one of group 0.
+            (USER, ROOT_GROUP, 0o770, Readers::Intended),
+            (USER + 1, ROOT_GROUP, 0o770, Readers::Intended),
+            (USER, ROOT_GROUP, 0o775, Readers::All),
+            // A volume with an fsGroup.
+            (0, USER, 0o2770, Readers::Intended),
+        ] {
+            let readers = directory(owner, group, mode).readers(USER);
+            assert_eq!(readers, expected, "{owner}:{group} {mode:o}");
         }
+        let (lines, log) = (Lines::default(), tracing_subscriber::fmt());
+        let log = log.with_writer(lines.clone()).finish();
+        let shared = directory(USER, USER, 0o750);
+        tracing::subscriber::with_default(log, || warn_if_shared(&shared, USER));
+        assert!(lines.text().contains("all users of its group"));
     }
 }

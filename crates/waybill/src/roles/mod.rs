@@ -40,7 +40,7 @@ use waybill_node::workflows::load_workflows;
 use waybill_store::{EmbeddedStore, Store};
 use waybill_telemetry::health::LowDisk;
 use waybill_topology::partition_map::PartitionMap;
-use waybill_topology::topics::{self, BrokerKind};
+use waybill_topology::topics::{self, BrokerKind, CompressionCheck};
 
 use self::agents::Reached;
 
@@ -144,7 +144,9 @@ async fn start(
             connectivity::brokers(&kafka, names.step_replies(), admin, running)?;
             connectivity::group_commits(&kafka, admin, running);
             let own: Vec<&str> = handlers.iter().map(|(agent, _)| &**agent).collect();
-            topics::check_step_requests(&config.topology(), &kafka, &own).await?;
+            let compression = CompressionCheck::of_agents(&config.topology(), &kafka, &own)?;
+            compression.refuse().await?;
+            connectivity::compression(compression, admin, running);
             agents::start(config, kafka, names, handlers, admin, running).await
         }
         Role::Ingestion => {
@@ -302,6 +304,11 @@ async fn dependencies(
     );
     let broker =
         topics::create(&config.topology(), &kafka, &workflows, &may_have, is_alone).await?;
+    if broker == BrokerKind::Kafka {
+        let topology = config.topology();
+        let check = CompressionCheck::of_installation(&topology, &kafka, &workflows)?;
+        connectivity::compression(check, admin, running);
+    }
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });

@@ -5,6 +5,7 @@ use rdkafka::client::DefaultClientContext;
 use waybill_test_support::bombs::{CODECS, assert_refused, producer};
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
+use crate::member::Member;
 
 /// The expanded size of a bomb. Several hundred MiB would fill the memory of a Kafka with default
 /// settings.
@@ -59,23 +60,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     let drone = format!("{}.drone.requests.v1", cluster.name);
     let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
     for topic in [&replies, &drone] {
-        let resource = ResourceSpecifier::Topic(topic);
-        let as_produced = AlterConfig::new(resource).set("compression.type", "producer");
-        let altered = admin.alter_configs([&as_produced], &AdminOptions::new());
-        altered.await.expect("the broker answers")[0]
-            .as_ref()
-            .expect("the topic can be altered");
-        // The altered setting may reach other brokers later.
-        scheduler
-            .setup
-            .eventually("the topic is altered", async || {
-                let described = admin.describe_configs([&resource], &AdminOptions::new());
-                let described = described.await.expect("the broker answers");
-                let topic = described[0].as_ref().expect("the topic exists");
-                let setting = topic.get("compression.type");
-                setting.and_then(|setting| setting.value.as_deref()) == Some("producer")
-            })
-            .await;
+        set_compression(&scheduler, &admin, topic, "producer").await;
     }
     for (role, topics) in [
         ("scheduler", &[&replies, &drone][..]),
@@ -98,4 +83,60 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     }
     drop(scheduler);
     cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readiness_names_a_topic_that_begins_to_keep_batches_compressed() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let scheduler = cluster.scheduler("all", "");
+    scheduler.setup.ready().await;
+    let agents = cluster.agents(&services, "");
+    agents.setup.ready().await;
+    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
+    let topic = format!("{}.drone.requests.v1", cluster.name);
+    set_compression(&scheduler, &admin, &topic, "producer").await;
+    for role in [&scheduler, &agents] {
+        role.setup
+            .eventually("readiness names the topic and the command", async || {
+                let readiness = role.readiness().await.unwrap_or_default();
+                readiness.contains(&format!("topic {topic}: compression.type is producer"))
+                    && readiness.contains("--add-config compression.type=uncompressed")
+            })
+            .await;
+    }
+    set_compression(&scheduler, &admin, &topic, "uncompressed").await;
+    for role in [&scheduler, &agents] {
+        role.setup.ready().await;
+    }
+    drop((services, scheduler, agents));
+    cluster.remove().await;
+}
+
+/// Sets how a topic keeps batches, and waits until brokers report that.
+async fn set_compression(
+    member: &Member,
+    admin: &AdminClient<DefaultClientContext>,
+    topic: &str,
+    to: &str,
+) {
+    let resource = ResourceSpecifier::Topic(topic);
+    let setting = AlterConfig::new(resource).set("compression.type", to);
+    let altered = admin.alter_configs([&setting], &AdminOptions::new());
+    altered.await.expect("the broker answers")[0]
+        .as_ref()
+        .expect("the topic can be altered");
+    // The altered setting may reach other brokers later.
+    member
+        .setup
+        .eventually("the topic is altered", async || {
+            let described = admin.describe_configs([&resource], &AdminOptions::new());
+            let described = described.await.expect("the broker answers");
+            let topic = described[0].as_ref().expect("the topic exists");
+            let setting = topic.get("compression.type");
+            setting.and_then(|setting| setting.value.as_deref()) == Some(to)
+        })
+        .await;
 }

@@ -13,23 +13,28 @@ const BOMB_BYTES: usize = 400 << 20;
 /// The same for all codecs.
 const SMALL_BOMB_BYTES: usize = 32 << 20;
 
-/// The topics that the program itself reads.
+/// The topics that the program itself reads, without their prefix.
 const TOPICS: [&str; 4] = [
-    "waybill.operation-requests.v1",
-    "waybill.step-replies.v1",
-    "waybill.recovery.v1",
-    "waybill.drone.requests.v1",
+    "operation-requests.v1",
+    "step-replies.v1",
+    "recovery.v1",
+    "drone.requests.v1",
 ];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_invalid_compressed_record_stops_no_partition() {
-    let site = Site::start();
-    for codec in CODECS {
-        let producer = producer(&site.address("broker").to_string(), codec);
-        for topic in TOPICS {
-            send(&producer, topic, &[b'x'; 2_000]).await.unwrap();
+    for broker in Broker::all() {
+        let site = Site::start_at(broker);
+        // Its topics exist by then.
+        site.ready().await;
+        for codec in CODECS {
+            let producer = producer(&site.address("broker").to_string(), codec);
+            for topic in TOPICS.map(|topic| site.topic(topic)) {
+                send(&producer, &topic, &[b'x'; 2_000]).await.unwrap();
+            }
+            site.deliver(&format!("behind-{codec}")).await;
         }
-        site.deliver(&format!("behind-{codec}")).await;
+        site.remove().await;
     }
 }
 
@@ -38,12 +43,14 @@ async fn a_decompression_bomb_is_refused_with_little_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let site = Site::start_within(limit.as_ref());
     let brokers = site.address("broker").to_string();
+    let topics = TOPICS.map(|topic| site.topic(topic));
+    let topics = topics.each_ref().map(String::as_str);
     for codec in CODECS {
-        assert_refused(&producer(&brokers, codec), &TOPICS, SMALL_BOMB_BYTES).await;
+        assert_refused(&producer(&brokers, codec), &topics, SMALL_BOMB_BYTES).await;
         site.deliver(&format!("beside-{codec}")).await;
     }
     for codec in ["gzip", "zstd"] {
-        assert_refused(&producer(&brokers, codec), &TOPICS[..1], BOMB_BYTES).await;
+        assert_refused(&producer(&brokers, codec), &topics[..1], BOMB_BYTES).await;
         site.deliver(&format!("beside-large-{codec}")).await;
     }
     drop(site);
@@ -62,8 +69,8 @@ fn lying_batch() -> Vec<u8> {
 async fn a_record_whose_parts_do_not_fill_it_is_refused() {
     const INVALID_RECORD: i16 = 87;
     let site = Site::start();
-    for topic in TOPICS {
-        let code = handmade::produce(site.address("broker"), topic, &lying_batch());
+    for topic in TOPICS.map(|topic| site.topic(topic)) {
+        let code = handmade::produce(site.address("broker"), &topic, &lying_batch());
         assert_eq!(code, INVALID_RECORD);
     }
     site.deliver("beside-lies").await;

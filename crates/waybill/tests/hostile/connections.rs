@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::SendStream;
 use h2::client::SendRequest;
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -29,11 +31,43 @@ async fn open_connections(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpSt
     streams
 }
 
+/// The name of a metric of a listener's connections.
+fn metric_of(listener: &str, name: &str) -> String {
+    match listener {
+        "broker" => format!("waybill_broker_connections{name}"),
+        _ => format!("waybill_http_connections{name}{{listener=\"{listener}\"}}"),
+    }
+}
+
+/// A program whose broker has as few connections as its other listeners.
+fn start_with_few_connections() -> Site {
+    let limits =
+        format!("connectionsMax: {CONNECTIONS_MAX}, connectionsPerAddressMax: {CONNECTIONS_MAX}");
+    Site::start_with(&Options {
+        broker_settings: &limits,
+        ..Options::default()
+    })
+}
+
+/// Waits until a new Kafka client is answered.
+async fn broker_answers(site: &Site) {
+    let client: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", site.address("broker").to_string())
+        .create()
+        .unwrap();
+    let topic = site.topic("operation-requests.v1");
+    let answered = tokio::task::spawn_blocking(move || {
+        let metadata = client.fetch_metadata(Some(&topic), PATIENCE).unwrap();
+        metadata.topics()[0].partitions().len()
+    });
+    assert!(answered.await.unwrap() > 0);
+}
+
 /// Waits until a listener has replaced a connection.
 async fn has_replaced(site: &Site, listener: &str) {
-    let replaced = format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");
+    let replaced = metric_of(listener, "_replaced_total");
     let deadline = Instant::now() + PATIENCE;
-    // The services update that metric once a second.
+    // The services and the broker update that metric once a second.
     while site.metric(&replaced).await == 0.0 {
         assert!(Instant::now() < deadline, "{replaced}");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -42,19 +76,17 @@ async fn has_replaced(site: &Site, listener: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_send_nothing_block_no_other_client() {
-    let site = Site::start();
+    let site = start_with_few_connections();
     let mut opened = Vec::new();
-    for listener in ["http", "admin", "services"] {
+    for listener in ["http", "admin", "services", "broker"] {
         opened.push(open_connections(&site, listener, b"").await);
     }
     site.deliver("beside-silence").await;
     site.ready().await;
-    for listener in ["api", "admin", "services"] {
+    broker_answers(&site).await;
+    for listener in ["api", "admin", "services", "broker"] {
         has_replaced(&site, listener).await;
-        let metric = async |name| {
-            let name = format!("waybill_http_connections{name}{{listener=\"{listener}\"}}");
-            site.metric(&name).await
-        };
+        let metric = async |name| site.metric(&metric_of(listener, name)).await;
         let max = metric("_max").await;
         assert_eq!(max, CONNECTIONS_MAX as f64, "{listener}");
         assert!(metric("").await <= max, "{listener}");
@@ -66,7 +98,7 @@ async fn connections_that_send_nothing_block_no_other_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn half_heads_and_idle_connections_block_no_other_client() {
-    let site = Site::start();
+    let site = start_with_few_connections();
     let half = b"GET /readyz HTTP/1.1\r\nhost: loc";
     let whole = b"GET /problems/not-found HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let mut opened = Vec::new();
@@ -75,7 +107,14 @@ async fn half_heads_and_idle_connections_block_no_other_client() {
             opened.push(open_connections(&site, listener, sent).await);
         }
     }
+    // A request for the versions of the protocol: its length, API, version, correlation ID, and no
+    // client ID.
+    let versions = [0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    for sent in [&versions[..6], &versions] {
+        opened.push(open_connections(&site, "broker", sent).await);
+    }
     site.deliver("beside-halves").await;
+    broker_answers(&site).await;
     assert_eq!(site.get("admin", "/livez").await.0, StatusCode::OK);
 }
 
@@ -104,7 +143,10 @@ async fn bodies_that_stop_halfway_block_no_other_client() {
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_that_arrive_slowly_keep_no_memory_from_others() {
     const BATCHES: usize = 118;
-    let site = Site::start_with(Broker::Embedded, None, &[], 200);
+    let site = Site::start_with(&Options {
+        connections_max: 200,
+        ..Options::default()
+    });
     let sent = b"POST /v1/operations:batch HTTP/1.1\r\nhost: localhost\r\n\
         content-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n";
     let mut slow = Vec::new();
@@ -270,7 +312,11 @@ async fn requests_that_never_end_on_many_connections_take_little_memory() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let connections_max = 2 * HTTP2_CONNECTIONS;
-    let site = Site::start_with(Broker::Embedded, limit.as_ref(), &[], connections_max);
+    let site = Site::start_with(&Options {
+        limit: limit.as_ref(),
+        connections_max,
+        ..Options::default()
+    });
     let mut held = Vec::new();
     for (listener, path) in [("http", "/v1/operations"), ("services", "/api/packages/p")] {
         for _ in 0..HTTP2_CONNECTIONS {

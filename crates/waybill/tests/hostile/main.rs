@@ -4,21 +4,25 @@
 mod batches;
 mod browser;
 mod connections;
+mod frames;
 mod pages;
+mod records;
 mod replies;
+mod tenants;
 mod unread;
 
 use std::collections::HashMap;
+use std::fs::Permissions;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use waybill_test_support::memory::MemoryLimit;
-use waybill_test_support::process::Process;
+use waybill_test_support::process::{Process, without_test_variables};
 
 /// The time limit of all waits: it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,6 +41,8 @@ struct Site {
     http: Client,
     /// Its topic prefix.
     prefix: String,
+    /// Its tokens, by name.
+    tokens: HashMap<String, String>,
 }
 
 /// The broker with the program's topics.
@@ -63,6 +69,24 @@ fn kafka() -> Option<String> {
     std::env::var("WAYBILL_TEST_BROKERS").ok()
 }
 
+/// Creates tokens and their file. Returns them by name.
+fn make_tokens(tokens: &[(&str, &str, &str)], file: &Path) -> HashMap<String, String> {
+    let mut entries = Vec::new();
+    let mut made = HashMap::new();
+    for (name, scopes, tenant) in tokens {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        command.args(["token", "create", "--name", name]);
+        command.args(["--scopes", scopes, "--tenant", tenant]);
+        let output = without_test_variables(&mut command).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        entries.extend(output.stdout);
+        let token = String::from_utf8(output.stderr).unwrap();
+        made.insert((*name).to_owned(), token.trim().to_owned());
+    }
+    std::fs::write(file, entries).unwrap();
+    made
+}
+
 /// The request for a delivery.
 fn delivery(id: &str) -> Value {
     json!({
@@ -74,59 +98,112 @@ fn delivery(id: &str) -> Value {
     })
 }
 
+/// What differs between sites.
+struct Options<'a> {
+    broker: Broker,
+    /// A memory limit.
+    limit: Option<&'a MemoryLimit>,
+    /// Additional workflows, by file name.
+    workflows: &'a [(&'a str, &'a str)],
+    connections_max: usize,
+    /// The name, scopes and tenant of tokens. With any, authentication is on.
+    tokens: &'a [(&'a str, &'a str, &'a str)],
+    /// More settings of the section `http`.
+    http: &'a str,
+    /// More settings of the section `broker`.
+    broker_settings: &'a str,
+    /// The mode of a data directory that exists before the start.
+    data_dir_mode: Option<u32>,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Self {
+            broker: Broker::Embedded,
+            limit: None,
+            workflows: &[],
+            connections_max: CONNECTIONS_MAX,
+            tokens: &[],
+            http: "",
+            broker_settings: "",
+            data_dir_mode: None,
+        }
+    }
+}
+
 impl Site {
     fn start() -> Self {
-        Self::start_within(None)
+        Self::start_with(&Options::default())
     }
 
     /// Starts the program with a memory limit.
     fn start_within(limit: Option<&MemoryLimit>) -> Self {
-        Self::start_at(Broker::Embedded, limit, &[])
+        Self::start_with(&Options {
+            limit,
+            ..Options::default()
+        })
     }
 
-    /// Starts the program with additional workflows.
-    fn start_at(broker: Broker, limit: Option<&MemoryLimit>, workflows: &[(&str, &str)]) -> Self {
-        Self::start_with(broker, limit, workflows, CONNECTIONS_MAX)
+    /// Starts the program on a broker.
+    fn start_at(broker: Broker) -> Self {
+        Self::start_with(&Options {
+            broker,
+            ..Options::default()
+        })
     }
 
-    /// Starts the program with this connection limit.
-    fn start_with(
-        broker: Broker,
-        limit: Option<&MemoryLimit>,
-        workflows: &[(&str, &str)],
-        connections_max: usize,
-    ) -> Self {
+    fn start_with(options: &Options<'_>) -> Self {
+        let Options {
+            broker,
+            limit,
+            workflows,
+            connections_max,
+            tokens,
+            http,
+            broker_settings,
+            data_dir_mode,
+        } = options;
         let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        if let Some(mode) = data_dir_mode {
+            std::fs::create_dir(&data).unwrap();
+            std::fs::set_permissions(&data, Permissions::from_mode(*mode)).unwrap();
+        }
         let configuration = directory.path().join("waybill.yaml");
         let limits = format!(
             "connectionsMax: {connections_max}, connectionsPerAddressMax: {connections_max}"
         );
-        let text = format!(
-            "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {limits}}}\n\
+        let mut text = format!(
+            "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {http} {limits}}}\n\
              admin: {{listen: '127.0.0.1:0', bodyBytesMax: 2KiB, bodyTimeout: 1s, {limits}}}\n\
-             broker: {{listen: '127.0.0.1:0'}}\n\
+             broker: {{listen: '127.0.0.1:0', {broker_settings}}}\n\
              services: {{listen: '127.0.0.1:0', connectionsMax: {connections_max}}}\n"
         );
-        let (prefix, text) = match broker {
-            Broker::Embedded => (EMBEDDED_PREFIX.to_owned(), text),
-            Broker::Kafka => {
-                let prefix = format!("test_{}", uuid::Uuid::new_v4().simple());
-                let brokers = kafka().expect("it is named");
-                let kafka = format!("kafka: {{brokers: ['{brokers}'], topicPrefix: {prefix}}}\n");
-                (prefix, text + &kafka)
-            }
-        };
+        let mut prefix = EMBEDDED_PREFIX.to_owned();
+        if let Broker::Kafka = broker {
+            prefix = format!("test_{}", uuid::Uuid::new_v4().simple());
+            let brokers = kafka().expect("it is named");
+            text += &format!("kafka: {{brokers: ['{brokers}'], topicPrefix: {prefix}}}\n");
+        }
         let mut files = Vec::new();
-        for (name, workflow) in workflows {
+        for (name, workflow) in *workflows {
             let file = directory.path().join(name);
             std::fs::write(&file, workflow).unwrap();
             files.push(format!("{file:?}"));
         }
-        let text = format!("{text}workflows: {{files: [{}]}}\n", files.join(", "));
+        text += &format!("workflows: {{files: [{}]}}\n", files.join(", "));
+        let tokens: HashMap<String, String> = match tokens {
+            [] => HashMap::new(),
+            tokens => {
+                let file = directory.path().join("tokens.yaml");
+                text += &format!("auth: {{tokensFile: {file:?}}}\n");
+                make_tokens(tokens, &file)
+            }
+        };
         std::fs::write(&configuration, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg("up").arg("--config").arg(&configuration);
-        command.arg("--data-dir").arg(directory.path().join("data"));
+        command.arg("--data-dir").arg(&data);
         if let Some(limit) = limit {
             command = limit.around(&command);
         }
@@ -147,7 +224,13 @@ impl Site {
             // A new connection for each request, so that the listener has to accept it.
             http: Client::builder().pool_max_idle_per_host(0).build().unwrap(),
             prefix,
+            tokens,
         }
+    }
+
+    /// What the program has logged.
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
     /// Stops it and removes its topics from Kafka.
@@ -248,23 +331,40 @@ async fn other_users_of_the_machine_cannot_read_the_data_directory() {
     let site = Site::start();
     let mode = std::fs::metadata(site.data_dir()).unwrap().permissions();
     assert_eq!(mode.mode() & 0o777, 0o700);
+    assert!(!site.log().contains("chmod 700"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_data_directory_that_others_may_read_is_reported_at_start() {
+    let site = Site::start_with(&Options {
+        data_dir_mode: Some(0o755),
+        ..Options::default()
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while !site.log().contains("run chmod 700") {
+        assert!(Instant::now() < deadline, "{}", site.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_invented_operation_is_not_found() {
-    let site = Site::start();
-    site.deliver("real").await;
-    for at in ["0-999999-00000000", "0-0-12345678", "77-0-00000000"] {
-        let path = format!("/v1/operations/made-up?at={at}");
-        let (status, page) = site.get("http", &path).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{at}: {page}");
+    for broker in Broker::all() {
+        let site = Site::start_at(broker);
+        site.deliver("real").await;
+        for at in ["0-999999-00000000", "0-0-12345678", "77-0-00000000"] {
+            let path = format!("/v1/operations/made-up?at={at}");
+            let (status, page) = site.get("http", &path).await;
+            assert_eq!(status, StatusCode::NOT_FOUND, "{broker:?} {at}: {page}");
+        }
+        site.remove().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_names_a_topic_that_was_deleted() {
     for broker in Broker::all() {
-        let site = Site::start_at(broker, None, &[]);
+        let site = Site::start_at(broker);
         deleted_topic_is_named(&site).await;
         site.remove().await;
     }

@@ -11,7 +11,8 @@ use waybill_messages::Record as _;
 
 use super::*;
 
-const WORKFLOW: &str = "\
+/// A workflow whose agent does not run.
+pub(super) const WORKFLOW: &str = "\
 name: vault
 version: 1
 steps:
@@ -88,7 +89,11 @@ async fn send(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_reply_changes_no_operation() {
     for broker in Broker::all() {
-        let site = Site::start_at(broker, None, &[("vault.yaml", WORKFLOW)]);
+        let site = Site::start_with(&Options {
+            broker,
+            workflows: &[("vault.yaml", WORKFLOW)],
+            ..Options::default()
+        });
         forged_replies_move_nothing(&site).await;
         site.remove().await;
     }

@@ -118,7 +118,11 @@ async fn a_part_of_a_request_behind_a_long_one_keeps_no_memory() {
 async fn answers_to_batches_that_are_never_read_take_little_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let connections_max = 4 * CONNECTIONS;
-    let site = Site::start_with(Broker::Embedded, limit.as_ref(), &[], connections_max);
+    let site = Site::start_with(&Options {
+        limit: limit.as_ref(),
+        connections_max,
+        ..Options::default()
+    });
     let unknown: Vec<String> = (0..6_000).map(|key| format!("\"k{key}\":0")).collect();
     let wide = format!("{{{}}}", unknown.join(","));
     let mut streams = send_unread(&site, "http", batch(&wide)).await;
@@ -134,7 +138,10 @@ async fn requests_that_are_announced_or_stop_halfway_keep_no_memory_from_others(
     const DELIVERIES: usize = 3_000;
     /// Less than a request may take to arrive.
     const SOON: Duration = Duration::from_secs(40);
-    let site = Site::start_with(Broker::Embedded, None, &[], 4 * CONNECTIONS);
+    let site = Site::start_with(&Options {
+        connections_max: 4 * CONNECTIONS,
+        ..Options::default()
+    });
     let mut streams = send_unread(&site, "broker", produce(LENGTH, 30)).await;
     streams.extend(send_unread(&site, "broker", produce(LENGTH, 12 << 20)).await);
     let started = Instant::now();

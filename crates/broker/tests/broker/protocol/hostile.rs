@@ -5,6 +5,7 @@ use std::time::Duration;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, StrBytes};
 use tokio::io::AsyncWriteExt;
+use waybill_broker::OWN_CONNECTIONS_MAX;
 
 use super::*;
 use crate::common::*;
@@ -390,6 +391,11 @@ async fn a_full_listener_still_accepts_clients_of_its_own_process() {
         (node.host.as_str(), node.port),
         ("127.0.0.1", own.port().into())
     );
-    assert_eq!(broker.stats().connections, CONNECTIONS as u64);
+    let stats = broker.stats();
+    assert_eq!(stats.connections, CONNECTIONS as u64);
+    assert_eq!(
+        (stats.own_connections, stats.own_connections_max),
+        (1, OWN_CONNECTIONS_MAX as u64)
+    );
     assert!(broker.shutdown().await);
 }
