@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{NOT_ZERO, check_range_because, require};
-use waybill_config::{ConfigError, units};
+use waybill_config::{ConfigError, DurationText};
 
 const SESSION_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(5 * 60);
@@ -29,7 +29,7 @@ pub struct AgentsConfig {
     /// work back at once. It must be unique; `null` for one that is kept below the data directory.
     pub instance_id: Option<String>,
     /// How long an agent process may be silent before other processes take over its share.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub session_timeout: Duration,
 }
 

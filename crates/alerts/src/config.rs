@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use waybill_config::checks::{
     NOT_ZERO, check_range, check_range_because, check_request_timeout, require,
 };
-use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, units};
+use waybill_config::{ConfigError, DurationText, Secret, SecretFiles, SecretUrl};
 
 pub use owners::{OwnerEmailConfig, OwnersConfig};
 
@@ -27,7 +27,7 @@ const AGE_MIN: Duration = Duration::from_secs(60);
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AlertsConfig {
     /// How long repeats of an alert are gathered before one message reports all of them.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub dedup_window: Duration,
     /// How many repeats are gathered at once; beyond it they are reported earlier.
     pub folded_max: usize,
@@ -37,20 +37,20 @@ pub struct AlertsConfig {
     /// How often a message is tried before it is given up.
     pub attempts_max: u32,
     /// The wait before the second attempt, doubled for each further one, with jitter.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub backoff: Duration,
     /// The longest such wait.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub backoff_max: Duration,
     /// The longest `Retry-After` of a receiver that is respected.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub retry_after_max: Duration,
     /// The time limit of one attempt; by e-mail, for each address.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub timeout: Duration,
     /// Older alerts are counted and not sent. This applies to a new receiver, and to one that was
     /// unreachable for long.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub max_age: Duration,
     /// The receivers, by name.
     pub receivers: BTreeMap<String, ReceiverConfig>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_host_and_port, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::{ByteSize, ConfigError, DurationText, ListenAddress};
 use waybill_connections::share_of_one_address;
 
 use crate::{BrokerSettings, TopicConfig};
@@ -30,7 +30,7 @@ const SEGMENT_BYTES: RangeInclusive<ByteSize> = ByteSize::kib(64)..=ByteSize::mi
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct BrokerConfig {
     /// The address of the Kafka protocol; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The `host:port` that clients connect to; `null` for the bound address.
     pub advertised: Option<String>,
@@ -64,7 +64,7 @@ pub struct BrokerConfig {
     /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// How long a connection may be idle before it is closed.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
     /// The disk bound of each of the two request topics. Beyond it ingestion answers 503.
     pub requests_disk_bytes_max: ByteSize,

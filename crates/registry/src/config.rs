@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{BOTH_OR_NEITHER, check_request_timeout, require};
-use waybill_config::{ConfigError, Secret, SecretFiles, read_text, units};
+use waybill_config::{ConfigError, DurationText, Secret, SecretFiles, read_text};
 
 use crate::client::{Login, Registry, RegistrySettings};
 
@@ -39,7 +39,7 @@ pub struct RegistryConfig {
     /// How writers frame records; readers accept both.
     pub framing: FramingChoice,
     /// The time limit of one request.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub request_timeout: Duration,
     /// The text of the certificates, once it is read.
     #[serde(skip)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{NOT_ZERO, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::{ByteSize, ConfigError, DurationText};
 use waybill_engine::SHARDS_PER_PARTITION_MAX;
 use waybill_topology::lease::{check_lease, check_lease_and_margin};
 
@@ -44,29 +44,29 @@ pub struct SchedulerConfig {
     /// How long an operation stays in memory before it is handed off to the deadline index and no
     /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
     /// handed off at once.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub hand_off_after: Duration,
     /// The longest time between two moves of the checkpoint, while records are finished.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub checkpoint_every: Duration,
     /// The number of finished records after which it moves earlier.
     pub checkpoint_records: u64,
     /// How long the lease of a shard lasts after each renewal.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub lease: Duration,
     /// How long before the end of its lease an owner stops, and how long after it a candidate
     /// waits.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub lease_margin: Duration,
     /// How long after complete-by a reply is still expected.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub timeout_grace: Duration,
     /// How long a stop waits for operations in flight; the rest is resumed at the next start.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
     /// the deadline index reminds it.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub supervisor_decision_timeout: Duration,
     /// Whether the status topic gets every step of every operation: for a delivery 7 records in
     /// addition to 11. Reply topics of callers get them in any case.
@@ -76,7 +76,7 @@ pub struct SchedulerConfig {
     pub start_without_state: bool,
     /// How long the state store may take for a write or a read of rows before the shard is given
     /// up, to be acquired again by this or another scheduler.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub stuck_after: Duration,
     /// Whether a partition continues if unfinished requests or recoveries are missing from its log:
     /// retention deleted them, or the topic was deleted and created again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{NOT_ZERO, check_range_because, require};
-use waybill_config::{ConfigError, duration_to_text, units};
+use waybill_config::{ConfigError, DurationText, duration_to_text};
 use waybill_topology::lease::check_lease;
 
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
@@ -19,19 +19,19 @@ pub struct SupervisorConfig {
     /// not retried, and operations that failed for good wait for a decision.
     pub enabled: bool,
     /// How often the deadline index is swept.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub interval: Duration,
     /// Maximum number of recoveries per second: limits how fast a backlog of due work returns.
     pub recoveries_per_second_max: u32,
     /// How often to look for live operations whose due time has passed and that nothing would wake.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub audit_interval: Duration,
     /// How long the lease of an index shard lasts after each renewal.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub lease: Duration,
     /// Maximum skew between the clocks of schedulers and supervisors before entries of the deadline
     /// index are written twice.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub clock_skew: Duration,
 }
 

@@ -12,7 +12,7 @@ use waybill_config::checks::{
     NOT_ZERO, check_host_and_port, check_range, check_range_because, require,
 };
 use waybill_config::{
-    ConfigError, REDACTED, Secret, SecretFiles, duration_to_text, secret_to_serialize, units,
+    ConfigError, DurationText, REDACTED, Secret, SecretFiles, duration_to_text, secret_to_serialize,
 };
 use waybill_kafka::{ClientError, KafkaSettings};
 
@@ -39,17 +39,17 @@ pub struct KafkaConfig {
     /// How long requests are kept, for topics that are created. Must be less than
     /// `store.retention`. Not used for the embedded broker, which deletes exactly the requests that
     /// are done.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub requests_retention: Duration,
     /// How long step requests and replies are kept. They can be derived again.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub steps_retention: Duration,
     /// How long `topics grow` waits after it added partitions until clients have refreshed their
     /// metadata, and again until all writers use the new number.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub repartition_settle: Duration,
     /// How long status, failed operations and dead letters are kept.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub results_retention: Duration,
     /// Further librdkafka settings for every client.
     pub properties: Properties,

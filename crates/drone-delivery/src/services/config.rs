@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_host_and_port, check_range};
-use waybill_config::{ConfigError, units};
+use waybill_config::{ConfigError, ListenAddress};
 use waybill_http::limits;
 
 use super::faults::FaultsByService;
@@ -20,7 +20,7 @@ const CONNECTIONS_MIN: usize = 8;
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ServicesConfig {
     /// The address that they listen on; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The `host:port` of services in another process; `null` for those of this process, or at
     /// `listen`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, units};
+use waybill_config::{ConfigError, DurationText};
 
 /// The `auth` section. Authentication is on if it names a token file or a key file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -32,7 +32,7 @@ pub struct JwtConfig {
     /// The claim with the scopes: a list, or a text with spaces between them.
     pub scope_claim: String,
     /// How far the issuer's clock may differ from this machine's.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub clock_skew: Duration,
 }
 

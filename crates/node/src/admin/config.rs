@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, require};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::{ByteSize, ConfigError, DurationText, ListenAddress};
 use waybill_connections::share_of_one_address;
 use waybill_http::{TlsConfig, limits};
 
@@ -20,7 +20,7 @@ const BODY_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AdminConfig {
     /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The certificate of the listener.
     pub tls: TlsConfig,
@@ -44,12 +44,12 @@ pub struct AdminConfig {
     /// The most header fields of a request.
     pub headers_max: usize,
     /// How long a client may take to send a request's head.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub header_read_timeout: Duration,
     /// The largest body.
     pub body_bytes_max: ByteSize,
     /// How long a body may take to arrive.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub body_timeout: Duration,
 }
 

@@ -10,7 +10,7 @@ use waybill_config::checks::{
     BOTH_OR_NEITHER, NOT_ZERO, check_host_and_port, check_range_because, check_request_timeout,
     require,
 };
-use waybill_config::{ConfigError, Secret, SecretFiles, units};
+use waybill_config::{ConfigError, DurationText, Secret, SecretFiles, numbers};
 
 use crate::cql::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 
@@ -44,19 +44,19 @@ pub struct ScyllaConfig {
     /// The number of replicas of each row in each datacentre, for a keyspace that is created.
     pub replication_factor: u8,
     /// Connections to each shard of each node (Cassandra: to each node).
-    #[serde(deserialize_with = "units::at_least_one")]
+    #[serde(deserialize_with = "numbers::at_least_one")]
     pub connections_per_shard: NonZeroUsize,
     /// The time limit of one request.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub request_timeout: Duration,
     /// How long a request without an answer is retried before it counts as failed.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub patience: Duration,
     /// Requests under way at once.
-    #[serde(deserialize_with = "units::at_least_one")]
+    #[serde(deserialize_with = "numbers::at_least_one")]
     pub in_flight_max: NonZeroUsize,
     /// How long the deadline index keeps an entry: all supervisors may be down for this long.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub due_index_retention: Duration,
 }
 
