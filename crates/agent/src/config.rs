@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_config::ConfigError;
 use waybill_config::checks::{NOT_ZERO, check_range_because, require};
-use waybill_config::{ConfigError, DurationText};
+use waybill_units::DurationText;
 
 const SESSION_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(5 * 60);

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use waybill_config::checks::{
     NOT_ZERO, check_range, check_range_because, check_request_timeout, require,
 };
-use waybill_config::{ConfigError, DurationText, Secret, SecretFiles, SecretUrl};
+use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl};
+use waybill_units::DurationText;
 
 pub use owners::{OwnerEmailConfig, OwnersConfig};
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_host_and_port, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError, DurationText, ListenAddress};
+use waybill_config::{ConfigError, ListenAddress};
 use waybill_connections::share_of_one_address;
+use waybill_units::{ByteSize, DurationText};
 
 use crate::{BrokerSettings, TopicConfig};
 

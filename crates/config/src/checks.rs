@@ -4,7 +4,9 @@
 use std::ops::{RangeFrom, RangeInclusive};
 use std::time::Duration;
 
-use crate::{ByteSize, ConfigError, duration_to_text};
+use waybill_units::{ByteSize, duration_to_text};
+
+use crate::ConfigError;
 
 /// The problem of a value that is 0 and must not be.
 pub const NOT_ZERO: &str = "must be more than 0";

@@ -33,7 +33,6 @@ pub use file::{FileError, misspelling_of, parse, parse_over_defaults, read_docum
 pub use schema::{ListenAddress, schema_of_file};
 pub use secret::{REDACTED, Secret, SecretUrl, secret_to_serialize};
 pub use secret_files::SecretFiles;
-pub use waybill_units::{ByteSize, DurationText, FreeMin, duration_from_text, duration_to_text};
 pub use words::address_from_text;
 
 /// A whole configuration. Its defaults contain every key that a variable can set.

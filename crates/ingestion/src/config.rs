@@ -9,9 +9,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_alerts::ContactRules;
-use waybill_config::{ByteSize, DurationText, ListenAddress};
+use waybill_config::ListenAddress;
 use waybill_connections::share_of_one_address;
 use waybill_http::TlsConfig;
+use waybill_units::{ByteSize, DurationText};
 
 use crate::settings::IngestionSettings;
 

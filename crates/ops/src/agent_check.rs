@@ -16,10 +16,10 @@ use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
-use waybill_config::duration_from_text;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{counted, escaped, to_json};
+use waybill_units::duration_from_text;
 
 use self::ledger::HttpLedger;
 use crate::broker_login::BrokerLogin;

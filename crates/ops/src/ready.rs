@@ -8,9 +8,9 @@ use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode};
 use serde::Serialize;
-use waybill_config::duration_from_text;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::to_json;
+use waybill_units::duration_from_text;
 
 use crate::access::{AccessArgs, AdminArgs, Silence};
 use crate::connection::until_reader_leaves;

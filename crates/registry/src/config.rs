@@ -6,7 +6,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{BOTH_OR_NEITHER, check_request_timeout, require};
-use waybill_config::{ConfigError, DurationText, Secret, SecretFiles, read_text};
+use waybill_config::{ConfigError, Secret, SecretFiles, read_text};
+use waybill_units::DurationText;
 
 use crate::client::{Login, Registry, RegistrySettings};
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_config::ConfigError;
 use waybill_config::checks::{NOT_ZERO, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError, DurationText};
 use waybill_engine::SHARDS_PER_PARTITION_MAX;
 use waybill_topology::lease::{check_lease, check_lease_and_margin};
+use waybill_units::{ByteSize, DurationText};
 
 pub use identity::{IdentityError, PartitionChoice};
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ByteSize, ConfigError, DurationText};
+use waybill_config::ConfigError;
+use waybill_units::{ByteSize, DurationText};
 
 pub use scylla::ScyllaConfig;
 

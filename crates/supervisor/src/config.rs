@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use waybill_config::ConfigError;
 use waybill_config::checks::{NOT_ZERO, check_range_because, require};
-use waybill_config::{ConfigError, DurationText, duration_to_text};
 use waybill_topology::lease::check_lease;
+use waybill_units::{DurationText, duration_to_text};
 
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 const AUDIT_INTERVAL_MIN: Duration = Duration::from_secs(1);

@@ -11,10 +11,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use waybill_config::checks::{
     NOT_ZERO, check_host_and_port, check_range, check_range_because, require,
 };
-use waybill_config::{
-    ConfigError, DurationText, REDACTED, Secret, SecretFiles, duration_to_text, secret_to_serialize,
-};
+use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize};
 use waybill_kafka::{ClientError, KafkaSettings};
+use waybill_units::{DurationText, duration_to_text};
 
 use crate::topics::RETENTION_MS_MIN;
 

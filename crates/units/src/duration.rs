@@ -84,8 +84,8 @@ impl JsonSchema for DurationText {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string",
-            "description": "A whole number and its unit, without a space: ms, s, m, h or d.",
-            "pattern": "^[0-9]+(ms|s|m|h|d)$",
+            "description": "A whole number and its unit: ms, s, m, h or d.",
+            "pattern": r"^\s*[0-9]+\s*(ms|s|m|h|d)\s*$",
             "examples": ["200ms", "5s", "2m", "1h", "7d"],
         })
     }
@@ -103,6 +103,7 @@ mod tests {
             ("200ms", 200, "200ms"),
             ("1500ms", 1_500, "1500ms"),
             ("5s", 5_000, "5s"),
+            (" 5 s ", 5_000, "5s"),
             ("60s", 60_000, "1m"),
             ("90m", 5_400_000, "90m"),
             ("24h", 86_400_000, "1d"),
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn an_invalid_duration_is_refused_with_the_expected_form() {
         for text in [
-            "", "5", "s", "5 s", " 5s", "5s ", "5S", "-5s", "+5s", "1.5s", "5sec", "1h30m", "٥s",
+            "", "5", "s", "1 5s", "5m s", "5S", "-5s", "+5s", "1.5s", "5sec", "1h30m", "٥s",
         ] {
             assert_eq!(
                 duration_from_text(text).expect_err(text).to_string(),

@@ -1,4 +1,5 @@
-//! Durations and sizes as people write them: a whole number and its unit, without a space.
+//! Durations and sizes as people write them: a whole number and its unit, perhaps with blanks around
+//! them.
 //!
 //! Workflows, agents, the configuration, command lines, queries and scenarios of the load test share
 //! this grammar, and their JSON Schemas share its patterns. A pattern accepts what the parser
@@ -36,9 +37,13 @@ struct Quantity {
 
 impl Quantity {
     fn parse(&self, text: &str) -> Result<u64, UnitError> {
+        let text = text.trim();
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
-        let unit = self.units.iter().find(|(name, _)| *name == unit);
+        let unit = self
+            .units
+            .iter()
+            .find(|(name, _)| *name == unit.trim_start());
         let (_, size) = unit.filter(|_| digits > 0).ok_or(UnitError {
             expected: self.expected,
         })?;

@@ -127,11 +127,17 @@ impl FromStr for FreeMin {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
         if text == "auto" {
             return Ok(Self::Auto);
         }
         let known = match text.strip_suffix('%') {
-            Some(share) => share.parse().ok().filter(|it| *it < 100).map(Self::Percent),
+            Some(share) => share
+                .trim_end()
+                .parse()
+                .ok()
+                .filter(|it| *it < 100)
+                .map(Self::Percent),
             None => text.parse().ok().map(Self::Size),
         };
         known.ok_or(UnitError {
@@ -161,8 +167,8 @@ impl JsonSchema for ByteSize {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string",
-            "description": "A whole number and its unit, without a space: B, KiB, MiB or GiB.",
-            "pattern": "^[0-9]+(B|KiB|MiB|GiB)$",
+            "description": "A whole number and its unit: B, KiB, MiB or GiB.",
+            "pattern": r"^\s*[0-9]+\s*(B|KiB|MiB|GiB)\s*$",
             "examples": ["512B", "64KiB", "16MiB", "8GiB"],
         })
     }
@@ -177,7 +183,7 @@ impl JsonSchema for FreeMin {
         json_schema!({
             "type": "string",
             "description": "`auto`, a share of the file system below 100%, or a size.",
-            "pattern": r"^(auto|\+?0*[0-9]{1,2}%|[0-9]+(B|KiB|MiB|GiB))$",
+            "pattern": r"^\s*(auto|\+?0*[0-9]{1,2}\s*%|[0-9]+\s*(B|KiB|MiB|GiB))\s*$",
             "examples": ["auto", "5%", "2GiB"],
         })
     }
@@ -193,6 +199,7 @@ mod tests {
             ("0B", 0, "0B"),
             ("512B", 512, "512B"),
             ("64KiB", 65_536, "64KiB"),
+            (" 64 KiB ", 65_536, "64KiB"),
             ("1024MiB", 1 << 30, "1GiB"),
             ("1025B", 1_025, "1025B"),
         ];
@@ -215,17 +222,10 @@ mod tests {
         for text in ["auto", "5%", "0%", "512MiB", "0B"] {
             assert_eq!(text.parse::<FreeMin>().unwrap().to_string(), text);
         }
-        for text in [
-            "",
-            "5",
-            "100%",
-            "-1%",
-            "1.5%",
-            "%",
-            "5 %",
-            " auto",
-            "5 percent",
-        ] {
+        for (text, same) in [(" auto ", "auto"), ("5 %", "5%"), (" 2 GiB", "2GiB")] {
+            assert_eq!(text.parse::<FreeMin>(), same.parse(), "{text}");
+        }
+        for text in ["", "5", "100%", "-1%", "1.5%", "%", "5 percent"] {
             assert!(text.parse::<FreeMin>().is_err(), "{text}");
         }
     }
@@ -233,9 +233,7 @@ mod tests {
     #[test]
     fn an_invalid_size_is_refused_with_the_expected_form_or_the_maximum() {
         let refused = |text: &str| text.parse::<ByteSize>().expect_err(text).to_string();
-        for text in [
-            "", "64", "64 KiB", " 64KiB", "64KB", "64kib", "-1B", "1.5GiB",
-        ] {
+        for text in ["", "64", "64 K iB", "64KB", "64kib", "-1B", "1.5GiB"] {
             let form = "must be a size with its unit, such as 512B, 64KiB, 16MiB or 8GiB";
             assert_eq!(refused(text), form, "{text}");
         }

@@ -6,9 +6,10 @@ use std::process::Command;
 
 use regex_lite::Regex;
 use serde_json::{Value, json};
-use waybill_config::{ByteSize, FreeMin, address_from_text, duration_from_text};
+use waybill_config::address_from_text;
 use waybill_node::config::Config;
 use waybill_scheduler::PartitionChoice;
+use waybill_units::{ByteSize, FreeMin, duration_from_text};
 
 const KINDS: [&str; 3] = ["workflow", "agents", "config"];
 /// What an editor reads in the first line of a file.

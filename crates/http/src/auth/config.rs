@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, DurationText};
+use waybill_config::ConfigError;
+use waybill_units::DurationText;
 
 /// The `auth` section. Authentication is on if it names a token file or a key file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]

@@ -3,11 +3,12 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use waybill_config::ConfigError;
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError};
 use waybill_engine::INPUT_BYTES_MAX;
 use waybill_http::json::DEPTH_LIMIT_MAX;
 use waybill_http::limits;
+use waybill_units::ByteSize;
 
 use super::HttpConfig;
 use crate::settings::IngestionSettings;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, require};
-use waybill_config::{ByteSize, ConfigError, DurationText, ListenAddress};
+use waybill_config::{ConfigError, ListenAddress};
 use waybill_connections::share_of_one_address;
 use waybill_http::{TlsConfig, limits};
+use waybill_units::{ByteSize, DurationText};
 
 /// Bodies for the admin port are small.
 const BODY_BYTES: RangeInclusive<ByteSize> = ByteSize::kib(1)..=ByteSize::mib(1);

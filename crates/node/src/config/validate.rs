@@ -54,7 +54,7 @@ fn check_common(config: &Config) -> Result<(), ConfigError> {
 
 #[cfg(test)]
 mod tests {
-    use waybill_config::ByteSize;
+    use waybill_units::ByteSize;
 
     use super::*;
 

@@ -10,7 +10,8 @@ use waybill_config::checks::{
     BOTH_OR_NEITHER, NOT_ZERO, check_host_and_port, check_range_because, check_request_timeout,
     require,
 };
-use waybill_config::{ConfigError, DurationText, Secret, SecretFiles, numbers};
+use waybill_config::{ConfigError, Secret, SecretFiles, numbers};
+use waybill_units::DurationText;
 
 use crate::cql::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 

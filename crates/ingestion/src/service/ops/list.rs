@@ -20,11 +20,11 @@ use hyper::{StatusCode, header};
 use uuid::Uuid;
 use waybill_api::view::{ItemView, ListView};
 use waybill_clock::wall_clock;
-use waybill_config::duration_from_text;
 use waybill_engine::{OperationRow, ProcessState, Timestamp, Workflows};
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
+use waybill_units::duration_from_text;
 
 use self::cursor::{ShownCursor, of_text, to_text};
 use crate::service::{Api, OF_LIST, QueryErrors, Reply, json, pairs, set_static};

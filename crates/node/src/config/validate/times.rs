@@ -1,8 +1,9 @@
 //! Times of several sections that must fit together.
 
+use waybill_config::ConfigError;
 use waybill_config::checks::require;
-use waybill_config::{ConfigError, duration_to_text};
 use waybill_topology::lease::check_lease_and_margin;
+use waybill_units::duration_to_text;
 
 use super::Config;
 

@@ -10,8 +10,9 @@ use reqwest::{Certificate, Client, Url};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_range, check_request_timeout};
-use waybill_config::{ConfigError, DurationText, file_permissions, read_text};
+use waybill_config::{ConfigError, file_permissions, read_text};
 use waybill_telemetry::chain;
+use waybill_units::DurationText;
 
 /// Spans that wait: with more, the process would run out of memory later.
 const QUEUE_MAX: usize = 10_000_000;
