@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use waybill_http::problem::ProblemDetails;
 
 use crate::access::{AccessArgs, Silence};
 
@@ -118,9 +118,9 @@ pub(crate) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Resu
     let status = answer.status();
     if !status.is_success() {
         let body = answer.bytes().await?;
-        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let of_field = problem["errors"][0]["detail"].as_str();
-        let detail = of_field.or(problem["detail"].as_str());
+        let problem = ProblemDetails::read(&body);
+        let of_field = problem.errors.first().map(|field| &*field.detail);
+        let detail = of_field.or(problem.explanation());
         let hint = match status {
             StatusCode::UNAUTHORIZED => " (--token-file)",
             _ => "",

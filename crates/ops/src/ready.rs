@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode};
+use waybill_http::problem::ProblemDetails;
 use serde::Serialize;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::to_json;
@@ -150,8 +151,8 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
     );
     let body = answer.text().await.unwrap_or_default();
     if !is_ready && !is_verdict {
-        let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
-        let detail = problem["detail"].as_str().unwrap_or("no detail");
+        let problem = ProblemDetails::read(body.as_bytes());
+        let detail = problem.explanation().unwrap_or("no detail");
         return Readiness::Refuses(format!("{status}: {detail}"));
     }
     let lines = body.lines().map(str::to_owned);
