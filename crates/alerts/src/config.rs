@@ -9,7 +9,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{
-    NOT_ZERO, check_range, check_range_because, check_request_timeout, require,
+    check_not_zero, check_range, check_range_because, check_request_timeout, require,
 };
 use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl};
 use waybill_units::DurationText;
@@ -108,20 +108,14 @@ impl AlertsConfig {
             AGE_MIN..,
             "an alert reaches its receiver some seconds after its event",
         )?;
-        let rules = [
-            (!self.dedup_window.is_zero(), "alerts.dedupWindow"),
-            (self.attempts_max > 0, "alerts.attemptsMax"),
-            (!self.backoff.is_zero(), "alerts.backoff"),
-        ];
-        for (holds, key) in rules {
-            require(holds, key, NOT_ZERO)?;
-        }
-        if self.backoff > self.backoff_max {
-            return Err(ConfigError::invalid(
-                "alerts.backoff",
-                "must not be more than alerts.backoffMax",
-            ));
-        }
+        check_not_zero("alerts.dedupWindow", self.dedup_window)?;
+        check_not_zero("alerts.attemptsMax", self.attempts_max)?;
+        check_not_zero("alerts.backoff", self.backoff)?;
+        require(
+            self.backoff <= self.backoff_max,
+            "alerts.backoff",
+            "must not be more than alerts.backoffMax",
+        )?;
         if let Some(name) = self.receivers.keys().find(|name| !is_name(name)) {
             return Err(ConfigError::invalid(
                 "alerts.receivers",

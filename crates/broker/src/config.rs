@@ -220,12 +220,17 @@ impl BrokerConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut BrokerConfig);
-        let cases: [(&str, Change); 17] = [
+        let check = |config: &BrokerConfig| {
+            config.validate()?;
+            config.validate_memory()
+        };
+        let changes: Changes<'_, BrokerConfig> = &[
             ("broker.advertised", |c| {
                 c.advertised = Some("broker".to_owned())
             }),
@@ -267,19 +272,7 @@ mod tests {
                 c.segment_bytes = ByteSize::gib(2)
             }),
         ];
-        let check = |config: &BrokerConfig| {
-            config
-                .validate()
-                .and_then(|()| config.validate_memory())
-                .map_err(|error| error.to_string())
-        };
-        check(&BrokerConfig::default()).unwrap();
-        for (key, change) in cases {
-            let mut config = BrokerConfig::default();
-            change(&mut config);
-            let error = check(&config).expect_err(key);
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&BrokerConfig::default(), check, changes);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod numbers;
 mod schema;
 mod secret;
 mod secret_files;
+pub mod testing;
 mod words;
 
 use std::path::Path;

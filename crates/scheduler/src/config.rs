@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::ConfigError;
-use waybill_config::checks::{NOT_ZERO, check_range, check_range_because, require};
+use waybill_config::checks::{check_not_zero, check_range, check_range_because, require};
 use waybill_engine::SHARDS_PER_PARTITION_MAX;
 use waybill_topology::lease::{check_lease, check_lease_and_margin};
 use waybill_units::{ByteSize, DurationText};
@@ -131,36 +131,25 @@ impl SchedulerConfig {
             self.shards_per_partition,
             1..=SHARDS_PER_PARTITION_MAX,
         )?;
-        require(
-            self.in_flight_max > 0 && self.in_flight_bytes_max > ByteSize::bytes(0),
-            "scheduler.inFlightMax and scheduler.inFlightBytesMax",
-            NOT_ZERO,
-        )?;
-        require(
-            self.read_ahead_max > 0 && self.read_ahead_bytes_max > ByteSize::bytes(0),
-            "scheduler.readAheadMax and scheduler.readAheadBytesMax",
-            NOT_ZERO,
-        )?;
+        check_not_zero("scheduler.inFlightMax", self.in_flight_max)?;
+        check_not_zero("scheduler.inFlightBytesMax", self.in_flight_bytes_max)?;
+        check_not_zero("scheduler.readAheadMax", self.read_ahead_max)?;
+        check_not_zero("scheduler.readAheadBytesMax", self.read_ahead_bytes_max)?;
         require(
             self.tracked_requests_max >= self.read_ahead_max.saturating_add(self.in_flight_max),
             "scheduler.trackedRequestsMax",
             "must be at least scheduler.readAheadMax and scheduler.inFlightMax together",
         )?;
-        require(
-            self.high_priority_weight > 0,
-            "scheduler.highPriorityWeight",
-            NOT_ZERO,
-        )?;
+        check_not_zero("scheduler.highPriorityWeight", self.high_priority_weight)?;
         check_lease_and_margin("scheduler.lease", self.lease, self.lease_margin)?;
         require(
             !self.checkpoint_every.is_zero() && self.checkpoint_every < self.lease,
             "scheduler.checkpointEvery",
             "must be more than 0s and less than scheduler.lease",
         )?;
-        require(
-            !self.supervisor_decision_timeout.is_zero(),
+        check_not_zero(
             "scheduler.supervisorDecisionTimeout",
-            NOT_ZERO,
+            self.supervisor_decision_timeout,
         )?;
         require(
             self.stuck_after >= self.lease,
@@ -172,12 +161,13 @@ impl SchedulerConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut SchedulerConfig);
-        let cases: [(&str, Change); 8] = [
+        let changes: Changes<'_, SchedulerConfig> = &[
             ("scheduler.trackedRequestsMax", |c| {
                 c.tracked_requests_max = 53_999
             }),
@@ -195,12 +185,10 @@ mod tests {
             ("scheduler.lease", |c| c.lease = Duration::from_millis(999)),
             ("scheduler.lease", |c| c.lease = Duration::from_secs(3_601)),
         ];
-        SchedulerConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = SchedulerConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(
+            &SchedulerConfig::default(),
+            SchedulerConfig::validate,
+            changes,
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::ConfigError;
-use waybill_config::checks::{NOT_ZERO, check_range_because, require};
+use waybill_config::checks::{check_not_zero, check_range_because, require};
 use waybill_topology::lease::check_lease;
 use waybill_units::{DurationText, duration_to_text};
 
@@ -78,22 +78,22 @@ impl SupervisorConfig {
                 duration_to_text(self.lease)
             ),
         )?;
-        require(
-            self.recoveries_per_second_max > 0,
+        check_not_zero(
             "supervisor.recoveriesPerSecondMax",
-            NOT_ZERO,
+            self.recoveries_per_second_max,
         )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut SupervisorConfig);
-        let cases: [(&str, Change); 5] = [
+        let changes: Changes<'_, SupervisorConfig> = &[
             ("supervisor.lease", |c| c.lease = Duration::from_millis(999)),
             ("supervisor.interval", |c| {
                 c.interval = Duration::from_millis(9)
@@ -106,12 +106,10 @@ mod tests {
                 c.recoveries_per_second_max = 0
             }),
         ];
-        SupervisorConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = SupervisorConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(
+            &SupervisorConfig::default(),
+            SupervisorConfig::validate,
+            changes,
+        );
     }
 }

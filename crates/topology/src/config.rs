@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use waybill_config::checks::{
-    NOT_ZERO, check_host_and_port, check_range, check_range_because, require,
+    check_host_and_port, check_not_zero, check_range, check_range_because, require,
 };
 use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize};
 use waybill_kafka::{ClientError, KafkaSettings};
@@ -159,11 +159,7 @@ impl KafkaConfig {
                 self.topic_prefix
             ),
         )?;
-        require(
-            self.replication_factor >= 1,
-            "kafka.replicationFactor",
-            NOT_ZERO,
-        )?;
+        check_not_zero("kafka.replicationFactor", self.replication_factor)?;
         require(
             self.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
             "kafka.requestsRetention",
@@ -302,6 +298,8 @@ fn is_secret(name: &str) -> bool {
 mod tests {
     use std::fs;
 
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
@@ -330,8 +328,7 @@ mod tests {
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut KafkaConfig);
-        let cases: [(&str, Change); 9] = [
+        let changes: Changes<'_, KafkaConfig> = &[
             ("kafka.brokers", |c| c.brokers = Some(Vec::new())),
             ("kafka.brokers", |c| {
                 c.brokers = Some(vec!["kafka://a:1".to_owned()])
@@ -354,13 +351,7 @@ mod tests {
                 c.repartition_settle = Duration::from_secs(10)
             }),
         ];
-        KafkaConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = KafkaConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&KafkaConfig::default(), KafkaConfig::validate, changes);
     }
 
     #[test]

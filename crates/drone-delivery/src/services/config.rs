@@ -98,12 +98,13 @@ impl ServicesConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut ServicesConfig);
-        let cases: [(&str, Change); 6] = [
+        let changes: Changes<'_, ServicesConfig> = &[
             ("services.address", |c| {
                 c.address = Some("services".to_owned())
             }),
@@ -115,12 +116,10 @@ mod tests {
                 c.faults.drone.error_rate = 2.0;
             }),
         ];
-        ServicesConfig::default().validate().unwrap();
-        for (expected, change) in cases {
-            let mut config = ServicesConfig::default();
-            change(&mut config);
-            let refused = config.validate().expect_err(expected).to_string();
-            assert!(refused.starts_with(expected), "{expected}: {refused}");
-        }
+        assert_refused(
+            &ServicesConfig::default(),
+            ServicesConfig::validate,
+            changes,
+        );
     }
 }

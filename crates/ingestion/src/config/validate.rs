@@ -192,12 +192,13 @@ impl HttpConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut HttpConfig);
-        let cases: [(&str, Change); 28] = [
+        let changes: Changes<'_, HttpConfig> = &[
             ("http.requestsMax", |c| c.requests_max = 0),
             ("http.requestsMax", |c| c.requests_max = usize::MAX),
             ("http.producerQueueRecordsMax", |c| {
@@ -266,12 +267,6 @@ mod tests {
                 c.producer_queue_records_max = 999
             }),
         ];
-        HttpConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = HttpConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&HttpConfig::default(), HttpConfig::validate, changes);
     }
 }

@@ -124,12 +124,13 @@ impl AdminConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut AdminConfig);
-        let cases: [(&str, Change); 16] = [
+        let changes: Changes<'_, AdminConfig> = &[
             ("admin.requestsMax", |c| c.requests_max = 0),
             ("admin.headerBytesMax", |c| {
                 c.header_bytes_max = ByteSize::bytes(0)
@@ -167,12 +168,6 @@ mod tests {
                 c.tls.key_file = Some("/a.key".into())
             }),
         ];
-        AdminConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = AdminConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&AdminConfig::default(), AdminConfig::validate, changes);
     }
 }
