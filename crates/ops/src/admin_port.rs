@@ -11,7 +11,7 @@ use waybill_http::problem::ProblemDetails;
 use crate::access::{AccessArgs, Silence};
 
 /// The maximum time for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The process refused the request.
 #[derive(Debug, thiserror::Error)]
@@ -63,14 +63,14 @@ pub(crate) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// A client for the admin port.
+/// A client for the admin port. `patience` limits the wait for a whole answer.
 ///
 /// # Errors
 ///
 /// If the token or a certificate cannot be read.
-pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
+pub(crate) fn client(access: &AccessArgs, patience: Duration) -> anyhow::Result<Client> {
     let client = Client::builder()
-        .timeout(PATIENCE)
+        .timeout(patience)
         .redirect(Policy::none())
         .no_proxy();
     Ok(access.apply(client)?.build()?)

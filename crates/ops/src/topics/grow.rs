@@ -114,7 +114,7 @@ impl GrowArgs {
         progress: &Progress,
     ) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/partitions")?;
-        let client = admin_port::client(&self.admin.access)?;
+        let client = admin_port::client(&self.admin.access, admin_port::PATIENCE)?;
         self.begin(&url, &client).await?;
         loop {
             let view: RepartitionView = match admin_port::answered(&url, client.get(&url)).await {
