@@ -20,9 +20,9 @@ use std::time::Duration;
 use clap::Args;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpSocket, TcpStream};
+use waybill_units::duration_from_text;
 
 use crate::interrupt::Interrupt;
-use crate::scenario::time;
 
 /// The number of loopback addresses of attackers.
 const SOURCES: u8 = 4;
@@ -50,7 +50,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PREFIX", default_value = "waybill")]
     topic_prefix: String,
     /// Duration of the attack
-    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = time::parse)]
+    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = duration_from_text)]
     length: Duration,
     /// Number of attackers of each kind at each listener
     #[arg(long, value_name = "N", default_value_t = 100)]

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::checks::{NOT_ZERO, check_range_because, require};
-use waybill_config::{ConfigError, units};
+use waybill_config::ConfigError;
+use waybill_config::checks::{check_not_zero, check_range_because};
+use waybill_units::DurationText;
 
 const SESSION_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(5 * 60);
@@ -29,7 +30,7 @@ pub struct AgentsConfig {
     /// work back at once. It must be unique; `null` for one that is kept below the data directory.
     pub instance_id: Option<String>,
     /// How long an agent process may be silent before other processes take over its share.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub session_timeout: Duration,
 }
 
@@ -60,7 +61,7 @@ impl AgentsConfig {
             SESSION_TIMEOUT_MIN..=SESSION_TIMEOUT_MAX,
             "a busy agent must keep its share, and the share of a killed one must not wait longer",
         )?;
-        require(self.in_flight_max > 0, "agents.inFlightMax", NOT_ZERO)
+        check_not_zero("agents.inFlightMax", self.in_flight_max)
     }
 }
 
@@ -86,12 +87,13 @@ pub enum BuiltInCalls {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut AgentsConfig);
-        let cases: [(&str, Change); 3] = [
+        let changes: Changes<'_, AgentsConfig> = &[
             ("agents.sessionTimeout", |c| {
                 c.session_timeout = Duration::ZERO
             }),
@@ -100,12 +102,6 @@ mod tests {
             }),
             ("agents.inFlightMax", |c| c.in_flight_max = 0),
         ];
-        AgentsConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = AgentsConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&AgentsConfig::default(), AgentsConfig::validate, changes);
     }
 }

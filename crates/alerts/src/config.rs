@@ -9,9 +9,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{
-    NOT_ZERO, check_range, check_range_because, check_request_timeout, require,
+    check_not_zero, check_range, check_range_because, check_request_timeout, require,
 };
-use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, units};
+use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl};
+use waybill_units::DurationText;
 
 pub use owners::{OwnerEmailConfig, OwnersConfig};
 
@@ -27,7 +28,7 @@ const AGE_MIN: Duration = Duration::from_secs(60);
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AlertsConfig {
     /// How long repeats of an alert are gathered before one message reports all of them.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub dedup_window: Duration,
     /// How many repeats are gathered at once; beyond it they are reported earlier.
     pub folded_max: usize,
@@ -37,20 +38,20 @@ pub struct AlertsConfig {
     /// How often a message is tried before it is given up.
     pub attempts_max: u32,
     /// The wait before the second attempt, doubled for each further one, with jitter.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub backoff: Duration,
     /// The longest such wait.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub backoff_max: Duration,
     /// The longest `Retry-After` of a receiver that is respected.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub retry_after_max: Duration,
     /// The time limit of one attempt; by e-mail, for each address.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub timeout: Duration,
     /// Older alerts are counted and not sent. This applies to a new receiver, and to one that was
     /// unreachable for long.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub max_age: Duration,
     /// The receivers, by name.
     pub receivers: BTreeMap<String, ReceiverConfig>,
@@ -107,20 +108,14 @@ impl AlertsConfig {
             AGE_MIN..,
             "an alert reaches its receiver some seconds after its event",
         )?;
-        let rules = [
-            (!self.dedup_window.is_zero(), "alerts.dedupWindow"),
-            (self.attempts_max > 0, "alerts.attemptsMax"),
-            (!self.backoff.is_zero(), "alerts.backoff"),
-        ];
-        for (holds, key) in rules {
-            require(holds, key, NOT_ZERO)?;
-        }
-        if self.backoff > self.backoff_max {
-            return Err(ConfigError::invalid(
-                "alerts.backoff",
-                "must not be more than alerts.backoffMax",
-            ));
-        }
+        check_not_zero("alerts.dedupWindow", self.dedup_window)?;
+        check_not_zero("alerts.attemptsMax", self.attempts_max)?;
+        check_not_zero("alerts.backoff", self.backoff)?;
+        require(
+            self.backoff <= self.backoff_max,
+            "alerts.backoff",
+            "must not be more than alerts.backoffMax",
+        )?;
         if let Some(name) = self.receivers.keys().find(|name| !is_name(name)) {
             return Err(ConfigError::invalid(
                 "alerts.receivers",

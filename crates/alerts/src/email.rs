@@ -350,9 +350,11 @@ fn text(message: &Message) -> String {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::Secret;
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::super::alert::tests::alert;
     use super::*;
-    use waybill_config::Secret;
 
     fn config() -> EmailConfig {
         EmailConfig {
@@ -430,8 +432,8 @@ mod tests {
 
     #[test]
     fn invalid_values_are_refused_by_key() {
-        type Change = fn(&mut EmailConfig);
-        let cases: [(&str, Change); 7] = [
+        let check = |config: &EmailConfig| Email::new(config, Duration::from_secs(1)).map(drop);
+        let changes: Changes<'_, EmailConfig> = &[
             ("from contains", |c| c.from = "nobody".to_owned()),
             ("to must name", |c| c.to.clear()),
             ("to contains", |c| c.to.push("a@b@c".to_owned())),
@@ -447,15 +449,7 @@ mod tests {
                 c.password = Some(Secret::from("hunter2"));
             }),
         ];
-        for (expected, change) in cases {
-            let mut config = config();
-            change(&mut config);
-            let Err(error) = Email::new(&config, Duration::from_secs(1)) else {
-                panic!("{expected}");
-            };
-            let error = error.to_string();
-            assert!(error.starts_with(expected), "{expected}: {error}");
-            assert!(!error.contains("hunter"), "{error}");
-        }
+        let errors = assert_refused(&config(), check, changes);
+        assert!(!errors.concat().contains("hunter"), "{errors:?}");
     }
 }

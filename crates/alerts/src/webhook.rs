@@ -309,6 +309,7 @@ fn read_header(name: &str, value: &Secret) -> Result<(HeaderName, HeaderValue), 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use waybill_config::testing::{Changes, assert_refused};
 
     use super::super::alert::tests::alert;
     use super::*;
@@ -389,8 +390,13 @@ mod tests {
 
     #[test]
     fn invalid_values_are_refused_by_key() {
-        type Change = fn(&mut WebhookConfig);
-        let cases: [(&str, Change); 14] = [
+        let config = WebhookConfig {
+            url: Some("https://pager.example/".into()),
+            secret: Some(SECRET.into()),
+            ..WebhookConfig::default()
+        };
+        let check = |config: &WebhookConfig| Webhook::new(config, Duration::from_secs(1)).map(drop);
+        let changes: Changes<'_, WebhookConfig> = &[
             ("url is missing", |c| c.url = None),
             ("url is not a URL", |c| c.url = Some("hunter2".into())),
             ("url must begin", |c| c.url = Some("file:///x".into())),
@@ -428,21 +434,8 @@ mod tests {
                 c.headers.insert("A".to_owned(), "hunter\n2".into());
             }),
         ];
-        for (expected, change) in cases {
-            let mut config = WebhookConfig {
-                url: Some("https://pager.example/".into()),
-                secret: Some(SECRET.into()),
-                ..WebhookConfig::default()
-            };
-            Webhook::new(&config, Duration::from_secs(1)).unwrap_or_else(|e| panic!("{e}"));
-            change(&mut config);
-            let Err(error) = Webhook::new(&config, Duration::from_secs(1)) else {
-                panic!("{expected}");
-            };
-            let error = error.to_string();
-            assert!(error.starts_with(expected), "{expected}: {error}");
-            assert!(!error.contains("hunter"), "{error}");
-        }
+        let errors = assert_refused(&config, check, changes);
+        assert!(!errors.concat().contains("hunter"), "{errors:?}");
     }
 
     #[test]

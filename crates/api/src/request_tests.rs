@@ -171,10 +171,8 @@ fn a_wrong_id_and_a_past_deadline_are_named_beside_other_wrong_fields() {
     headers.insert("idempotency-key", HeaderValue::from_static("a b"));
     let envelope = Envelope::of(&headers);
     let named = |problem: Problem| -> Vec<_> {
-        let errors = problem.errors.into_iter();
-        errors
-            .map(|error| error.pointer.or(error.header.map(str::to_owned)).unwrap())
-            .collect()
+        let errors = problem.errors.iter();
+        errors.map(|error| error.place().to_owned()).collect()
     };
     let refused = delivery(body.to_string().as_bytes(), &envelope, &rules(), NOW).unwrap_err();
     let expected = ["Idempotency-Key", "/deliveryId", "/ownerId", "/deadline"];

@@ -8,8 +8,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_host_and_port, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::{ConfigError, ListenAddress};
 use waybill_connections::share_of_one_address;
+use waybill_units::{ByteSize, DurationText};
 
 use crate::{BrokerSettings, TopicConfig};
 
@@ -30,7 +31,7 @@ const SEGMENT_BYTES: RangeInclusive<ByteSize> = ByteSize::kib(64)..=ByteSize::mi
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct BrokerConfig {
     /// The address of the Kafka protocol; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The `host:port` that clients connect to; `null` for the bound address.
     pub advertised: Option<String>,
@@ -64,7 +65,7 @@ pub struct BrokerConfig {
     /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
     /// How long a connection may be idle before it is closed.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
     /// The disk bound of each of the two request topics. Beyond it ingestion answers 503.
     pub requests_disk_bytes_max: ByteSize,
@@ -219,12 +220,17 @@ impl BrokerConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut BrokerConfig);
-        let cases: [(&str, Change); 17] = [
+        let check = |config: &BrokerConfig| {
+            config.validate()?;
+            config.validate_memory()
+        };
+        let changes: Changes<'_, BrokerConfig> = &[
             ("broker.advertised", |c| {
                 c.advertised = Some("broker".to_owned())
             }),
@@ -266,19 +272,7 @@ mod tests {
                 c.segment_bytes = ByteSize::gib(2)
             }),
         ];
-        let check = |config: &BrokerConfig| {
-            config
-                .validate()
-                .and_then(|()| config.validate_memory())
-                .map_err(|error| error.to_string())
-        };
-        check(&BrokerConfig::default()).unwrap();
-        for (key, change) in cases {
-            let mut config = BrokerConfig::default();
-            change(&mut config);
-            let error = check(&config).expect_err(key);
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&BrokerConfig::default(), check, changes);
     }
 
     #[test]

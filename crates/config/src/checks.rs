@@ -4,10 +4,10 @@
 use std::ops::{RangeFrom, RangeInclusive};
 use std::time::Duration;
 
-use crate::{ByteSize, ConfigError, duration_to_text};
+use waybill_units::{ByteSize, duration_to_text};
 
-/// The problem of a value that is 0 and must not be.
-pub const NOT_ZERO: &str = "must be more than 0";
+use crate::ConfigError;
+
 /// The problem of a pair of keys of which only one is set.
 pub const BOTH_OR_NEITHER: &str = "must both be set, or neither";
 
@@ -105,6 +105,15 @@ pub fn require(
         true => Ok(()),
         false => Err(ConfigError::invalid(key, problem)),
     }
+}
+
+/// Refuses 0.
+///
+/// # Errors
+///
+/// If the value is not above 0.
+pub fn check_not_zero<T: PartialOrd + Default>(key: &str, value: T) -> Result<(), ConfigError> {
+    require(value > T::default(), key, "must be more than 0")
 }
 
 /// Refuses a value out of its range.

@@ -5,8 +5,8 @@
 //! in a file names line and column; and no secret is shown by `Debug` or serialized (except within
 //! this crate, while a layer is applied).
 //!
-//! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), and so are sizes
-//! (`512B`, `64KiB`, `8GiB`). A number without a unit is a count.
+//! Durations and sizes are text with a unit, in the grammar of `waybill-units`. A number without a
+//! unit is a count.
 //!
 //! Deliberately absent: the keys themselves. A [`Configuration`] is a struct of the crate that uses
 //! it.
@@ -16,10 +16,11 @@ mod environment;
 mod error;
 mod file;
 pub mod file_permissions;
+pub mod numbers;
 mod schema;
 mod secret;
 mod secret_files;
-pub mod units;
+pub mod testing;
 mod words;
 
 use std::path::Path;
@@ -30,10 +31,9 @@ use serde::de::DeserializeOwned;
 pub use environment::{Environment, variables};
 pub use error::ConfigError;
 pub use file::{FileError, misspelling_of, parse, parse_over_defaults, read_document, read_text};
-pub use schema::schema_of_file;
+pub use schema::{ListenAddress, schema_of_file};
 pub use secret::{REDACTED, Secret, SecretUrl, secret_to_serialize};
 pub use secret_files::SecretFiles;
-pub use units::{ByteSize, FreeMin, UnitError, duration_from_text, duration_to_text};
 pub use words::address_from_text;
 
 /// A whole configuration. Its defaults contain every key that a variable can set.

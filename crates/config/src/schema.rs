@@ -96,3 +96,22 @@ impl JsonSchema for SecretUrl {
         json_schema!({"type": "string", "examples": ["https://hooks.example/T0/x"]})
     }
 }
+
+/// The schema of an address to listen on; for `#[schemars(with = "…")]`.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenAddress;
+
+impl JsonSchema for ListenAddress {
+    fn schema_name() -> Cow<'static, str> {
+        "ListenAddress".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "An IP address and a port; port 0 picks a free one.",
+            "pattern": r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]):[0-9]{1,5}$",
+            "examples": ["127.0.0.1:8080", "0.0.0.0:8080", "[::1]:8080"],
+        })
+    }
+}

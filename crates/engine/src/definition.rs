@@ -3,15 +3,11 @@
 //! The engine has no parser; the program reads these values from YAML. The conversion to a
 //! [`Workflow`](crate::Workflow) validates a definition.
 
-mod duration;
-
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use duration::optional_duration;
-pub use duration::{DurationError, DurationText, parse_duration};
+use waybill_units::{DurationText, optional_duration};
 
 /// A workflow.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
@@ -370,11 +366,11 @@ mod tests {
             ),
             (
                 r#"{"name": "a", "agent": "b", "timeout": "soon"}"#,
-                "\"soon\" is not a duration",
+                "string \"soon\", expected a duration with its unit",
             ),
             (
                 r#"{"name": "a", "agent": "b", "timeout": 5}"#,
-                "a duration such as",
+                "expected a duration with its unit",
             ),
             (
                 r#"{"name": "a", "agent": "b", "retry": {"first": "5s"}}"#,

@@ -34,8 +34,8 @@ pub use action::{Action, Outputs};
 pub use advance::{INPUT_BYTES_MAX, OUTPUTS_BYTES_MAX};
 pub use contact::Contact;
 pub use definition::{
-    CancelPolicy, CompensationDefinition, Condition, DurationError, DurationText, OnFailure,
-    RetryPolicy, StepDefinition, StepKind, WorkflowDefinition, parse_duration,
+    CancelPolicy, CompensationDefinition, Condition, OnFailure, RetryPolicy, StepDefinition,
+    StepKind, WorkflowDefinition,
 };
 pub use id::{
     Attempt, BatchNumber, Epoch, LayoutShard, Offset, OperationId, OwnerId, PartitionId, ShardId,

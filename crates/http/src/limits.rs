@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use waybill_config::ByteSize;
+use waybill_units::ByteSize;
 
 use crate::HEADERS_LIMIT_MAX;
 

@@ -79,10 +79,8 @@ mod tests {
 
     #[test]
     fn a_refusal_mentions_empty_bodies_only_if_they_are_allowed() {
-        let detail = |checked: Result<(), Problem>| {
-            let problem = serde_json::to_value(checked.unwrap_err()).unwrap();
-            problem["detail"].as_str().unwrap().to_owned()
-        };
+        let detail =
+            |checked: Result<(), Problem>| checked.unwrap_err().details().detail.into_owned();
         let headers = HeaderMap::new();
         assert_eq!(
             detail(check_media_type(&headers, NDJSON)),

@@ -3,6 +3,7 @@
 //! What must hold: `type` and `status` of a problem never change once published, and each type is a
 //! relative reference to a page of this server that says what to do about the problem.
 
+mod details;
 mod field;
 mod page;
 
@@ -16,9 +17,8 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
-use serde::{Serialize, Serializer};
-use utoipa::ToSchema;
 
+pub use self::details::ProblemDetails;
 pub use self::field::FieldProblem;
 pub use self::page::{STYLE, page};
 use crate::json::{JsonError, JsonFault};
@@ -302,46 +302,20 @@ impl Kind {
     }
 }
 
-/// Problem details (RFC 9457), with the invalid fields as `errors`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+/// Why a request is refused. It becomes [`ProblemDetails`] with headers.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
-    /// The type of the problem: stable, and the path of a page about it.
-    #[serde(rename = "type", serialize_with = "uri")]
-    #[schema(value_type = String, format = "uri-reference", example = "/problems/invalid-values")]
+    /// What the type, the title and the status say.
     pub kind: Kind,
-    /// A summary of the type.
-    #[schema(value_type = String, example = "Invalid values")]
-    title: &'static str,
-    /// The HTTP status code.
-    #[schema(example = 422)]
-    status: u16,
-    /// What is wrong with this request.
-    #[schema(value_type = String, example = "1 value is invalid.")]
     detail: Cow<'static, str>,
-    /// The invalid fields and headers, and up to 20 invalid query parameters: all, or the first 16
-    /// KiB.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// The invalid fields, query parameters and headers.
     pub errors: Vec<FieldProblem>,
-    /// If the outcome is unknown, the id to repeat the request with; otherwise the id that the
-    /// problem is about.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
     id: Option<Box<str>>,
-    /// A stable code for the reason, for programs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "partly-undone")]
     code: Option<&'static str>,
     /// The header value for its kind: the allowed methods, or the authentication challenge.
-    #[serde(skip)]
     header: Option<&'static str>,
     /// How long to wait before the next try, in seconds, if known.
-    #[serde(skip)]
     wait: Option<NonZeroU32>,
-}
-
-fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(kind.uri())
 }
 
 /// The limit on the errors of a problem, in bytes. A request can have a wrong value every few
@@ -357,8 +331,6 @@ impl Problem {
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
-            title: kind.title(),
-            status: kind.status().as_u16(),
             detail: detail.into(),
             errors: Vec::new(),
             id: None,
@@ -407,7 +379,7 @@ impl Problem {
         size_of::<Self>() + self.detail.len() + errors
     }
 
-    /// Sets the id of the operation.
+    /// Sets the id: that of the operation, or the one to repeat the request with.
     pub fn with_id(self, id: impl Into<String>) -> Self {
         Self {
             id: Some(id.into().into_boxed_str()),
@@ -423,7 +395,7 @@ impl Problem {
         }
     }
 
-    /// Sets the code for the reason of the refusal.
+    /// Sets the stable code for the reason, for programs.
     pub fn with_code(self, code: &'static str) -> Self {
         Self {
             code: Some(code),
@@ -507,9 +479,22 @@ impl Problem {
         response
     }
 
-    /// The problem as JSON.
+    /// The body of the answer.
+    pub fn details(&self) -> ProblemDetails<'_> {
+        ProblemDetails {
+            kind: self.kind.uri().into(),
+            title: self.kind.title().into(),
+            status: self.status().as_u16(),
+            detail: (&*self.detail).into(),
+            errors: (&*self.errors).into(),
+            id: self.id.as_deref().map(Cow::from),
+            code: self.code.map(Cow::from),
+        }
+    }
+
+    /// The body of the answer, as JSON.
     fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("strings and numbers always serialize")
+        serde_json::to_vec(&self.details()).expect("strings and numbers always serialize")
     }
 }
 

@@ -352,7 +352,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             status: status.as_u16(),
             id,
             location: location.as_deref(),
-            problem: answer.as_ref().err(),
+            problem: answer.as_ref().err().map(Problem::details),
             line,
         };
         serde_json::to_writer(&mut self.written, &line)

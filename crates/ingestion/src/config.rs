@@ -9,9 +9,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_alerts::ContactRules;
-use waybill_config::{ByteSize, units};
+use waybill_config::ListenAddress;
 use waybill_connections::share_of_one_address;
 use waybill_http::TlsConfig;
+use waybill_units::{ByteSize, DurationText};
 
 use crate::settings::IngestionSettings;
 
@@ -22,7 +23,7 @@ pub use tenants::{TenantLimit, TenantLimitsConfig};
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct HttpConfig {
     /// The address of the API; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The certificate of the listener.
     pub tls: TlsConfig,
@@ -57,23 +58,23 @@ pub struct HttpConfig {
     /// `REFUSED_STREAM`.
     pub requests_max: usize,
     /// How long a client may take to send a request's head.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub header_read_timeout: Duration,
     /// How long a client may pause while it sends a body, or reads an answer.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub body_read_timeout: Duration,
     /// How long the body of a single request, or a line of a batch, may take in total.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub body_timeout: Duration,
     /// How long a connection may be idle before it is closed; always at least a little longer than
     /// `acceptTimeout`.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
     /// How long a request waits for the broker's acknowledgement before it is answered 504.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub accept_timeout: Duration,
     /// How long a stop waits for requests under way to be answered.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub drain_timeout: Duration,
     /// Requests that may wait for the broker at once; further ones are answered 503.
     pub producer_queue_records_max: usize,
@@ -86,7 +87,7 @@ pub struct HttpConfig {
     /// are answered without it.
     pub pending_reads_max: usize,
     /// The longest such wait.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub pending_read_timeout: Duration,
     /// The prefixes that the name of a caller's `replyTo` topic may have; an empty list allows no
     /// `replyTo`.

@@ -53,7 +53,7 @@ pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
             .zip(&state.steps)
             .map(|(name, progress)| StepView::of(name, progress))
             .collect(),
-        error: failure(state).map(ErrorView::of_operation),
+        error: state.failure().map(ErrorView::of_operation),
         cause: cause(state).map(ErrorView::of_operation),
         what_next: Some(sentence),
         verbs: verbs.into_iter().map(Cow::from).collect(),
@@ -74,20 +74,6 @@ pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
         created_at: Some(time_text(created.requested_at)),
         updated_at: Some(time_text(state.updated_at)),
         ..OperationView::pending(row.id, None)
-    }
-}
-
-/// Why an operation is in its state: why it could not be undone, else why it failed.
-pub fn failure(state: &OperationState) -> Option<&OperationError> {
-    match state.state {
-        ProcessState::CompensationFailed => state.undo_error.as_ref(),
-        ProcessState::Pending
-        | ProcessState::Processing
-        | ProcessState::Processed
-        | ProcessState::Error
-        | ProcessState::Compensating
-        | ProcessState::Compensated
-        | ProcessState::Cancelled => state.error.as_ref(),
     }
 }
 

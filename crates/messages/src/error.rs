@@ -8,21 +8,10 @@ use crate::frame::SchemaId;
 /// schemas.
 const CAUSE_BYTES_MAX: usize = 200;
 
-/// Why a value cannot be encoded. The output is left unchanged.
+/// Why a field cannot be encoded or decoded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum EncodeError {
-    /// The record would be larger than readers accept.
-    #[error(
-        "the {record} of {bytes} bytes is larger than {} bytes",
-        crate::VALUE_BYTES_MAX
-    )]
-    TooLarge {
-        /// The record's schema name.
-        record: &'static str,
-        /// Its encoded size.
-        bytes: usize,
-    },
-    /// A number is out of range for the record's schema.
+pub enum FieldError {
+    /// A number is out of range.
     #[error("{field} of the {record} is out of range: {value}")]
     OutOfRange {
         /// The record's schema name.
@@ -30,7 +19,7 @@ pub enum EncodeError {
         /// The field.
         field: &'static str,
         /// The number.
-        value: u64,
+        value: i128,
     },
     /// A text is longer than the limit of its field.
     #[error("{field} of the {record} has {bytes} bytes, more than {bytes_max}")]
@@ -56,6 +45,25 @@ pub enum EncodeError {
         /// The limit.
         values_max: usize,
     },
+}
+
+/// Why a value cannot be encoded. The output is left unchanged.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The record would be larger than readers accept.
+    #[error(
+        "the {record} of {bytes} bytes is larger than {} bytes",
+        crate::VALUE_BYTES_MAX
+    )]
+    TooLarge {
+        /// The record's schema name.
+        record: &'static str,
+        /// Its encoded size.
+        bytes: usize,
+    },
+    /// A field does not fit its schema.
+    #[error(transparent)]
+    Field(#[from] FieldError),
     /// The record's schema has no registry ID.
     #[error("the {record} cannot be written: its schema has no id in the schema registry")]
     NoSchemaId {
@@ -161,40 +169,9 @@ pub enum DecodeError {
         /// The field.
         field: &'static str,
     },
-    /// A number is out of range for its field.
-    #[error("{field} of the {record} is out of range: {value}")]
-    OutOfRange {
-        /// The record that was expected.
-        record: &'static str,
-        /// The field.
-        field: &'static str,
-        /// The number.
-        value: i64,
-    },
-    /// A text is longer than the limit of its field.
-    #[error("{field} of the {record} has {bytes} bytes, more than {bytes_max}")]
-    TooLong {
-        /// The record that was expected.
-        record: &'static str,
-        /// The field.
-        field: &'static str,
-        /// Its size.
-        bytes: usize,
-        /// The largest size.
-        bytes_max: usize,
-    },
-    /// A field has too many values.
-    #[error("{field} of the {record} has {values} values, more than {values_max}")]
-    TooMany {
-        /// The record that was expected.
-        record: &'static str,
-        /// The field.
-        field: &'static str,
-        /// The number of values.
-        values: usize,
-        /// The limit.
-        values_max: usize,
-    },
+    /// A field has a value that this version refuses.
+    #[error(transparent)]
+    Field(#[from] FieldError),
     /// A field is missing that this kind of record requires.
     #[error("the {record} has no {field}, which this kind of record requires")]
     Missing {
@@ -221,9 +198,7 @@ impl DecodeError {
             | Self::Malformed { .. }
             | Self::TrailingBytes { .. }
             | Self::UnknownSymbol { .. }
-            | Self::OutOfRange { .. }
-            | Self::TooLong { .. }
-            | Self::TooMany { .. }
+            | Self::Field(_)
             | Self::Missing { .. } => None,
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
+use serde_bytes::{ByteBuf, Bytes};
 use waybill_engine::{Attempt, FailedOperation, OperationId, Timestamp};
 
 use crate::codec::Codec;
@@ -11,9 +12,7 @@ use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::{RecordKind, RecordSchema};
 use crate::record::Record;
-use crate::wire::{
-    ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, StepStatusIn, StepStatusOut, WireAction,
-};
+use crate::wire::{Fields, Id, MapIn, MapOut, WireAction, WireError, WireStepStatus};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::FailedOperation,
@@ -26,53 +25,31 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "FailedOperation")]
-struct Out<'a> {
+struct Wire<S, B, M> {
     event_id: Id,
     operation: Id,
-    caller_id: Option<&'a str>,
-    workflow: &'a str,
+    caller_id: Option<S>,
+    workflow: S,
     workflow_version: i32,
-    tenant: &'a str,
-    failing_step: Option<&'a str>,
-    failing_agent: Option<&'a str>,
+    tenant: S,
+    failing_step: Option<S>,
+    failing_agent: Option<S>,
     failing_attempt: i32,
     failing_action: WireAction,
     awaits_decision: bool,
-    error: ErrorOut<'a>,
-    completed_steps: &'a [String],
-    failure_counts: MapOut<'a, i32>,
-    step_states: Vec<StepStatusOut<'a>>,
-    #[serde(with = "serde_bytes")]
-    input: &'a [u8],
+    error: WireError<S>,
+    completed_steps: Vec<S>,
+    failure_counts: M,
+    step_states: Vec<WireStepStatus<S>>,
+    input: B,
     requested_at: i64,
     failed_at: i64,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "FailedOperation")]
-struct In {
-    event_id: Id,
-    operation: Id,
-    caller_id: Option<String>,
-    workflow: String,
-    workflow_version: i32,
-    tenant: String,
-    failing_step: Option<String>,
-    failing_agent: Option<String>,
-    failing_attempt: i32,
-    failing_action: WireAction,
-    awaits_decision: bool,
-    error: ErrorIn,
-    completed_steps: Vec<String>,
-    failure_counts: MapIn<i32>,
-    step_states: Vec<StepStatusIn>,
-    #[serde(with = "serde_bytes")]
-    input: Vec<u8>,
-    requested_at: i64,
-    failed_at: i64,
-}
+type Out<'a> = Wire<&'a str, &'a Bytes, MapOut<'a, i32>>;
+type In = Wire<String, ByteBuf, MapIn<i32>>;
 
 impl Record for FailedOperation {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -85,25 +62,25 @@ impl Record for FailedOperation {
         let failure_counts = self
             .failure_counts
             .iter()
-            .map(|(step, count)| Ok((step.clone(), FIELDS.int("failure_counts", *count)?)))
+            .map(|(step, count)| Ok((step.clone(), FIELDS.number("failure_counts", *count)?)))
             .collect::<Result<Vec<_>, EncodeError>>()?;
         let wire = Out {
             event_id: Id(self.event_id),
             operation: Id(self.operation.0),
             caller_id: self.caller_id.as_deref(),
             workflow: &self.workflow,
-            workflow_version: FIELDS.int("workflow_version", self.workflow_version)?,
+            workflow_version: FIELDS.number("workflow_version", self.workflow_version)?,
             tenant: &self.tenant,
             failing_step: self.failing_step.as_deref(),
             failing_agent: self.failing_agent.as_deref(),
-            failing_attempt: FIELDS.int("failing_attempt", self.failing_attempt.0)?,
+            failing_attempt: FIELDS.number("failing_attempt", self.failing_attempt.0)?,
             failing_action: self.failing_action.into(),
             awaits_decision: self.awaits_decision,
-            error: ErrorOut::from(&self.error),
-            completed_steps: &self.completed_steps,
+            error: WireError::from(&self.error),
+            completed_steps: self.completed_steps.iter().map(String::as_str).collect(),
             failure_counts: MapOut(&failure_counts),
-            step_states: self.step_states.iter().map(StepStatusOut::from).collect(),
-            input: &self.input,
+            step_states: self.step_states.iter().map(WireStepStatus::from).collect(),
+            input: Bytes::new(&self.input),
             requested_at: self.requested_at.as_micros(),
             failed_at: self.failed_at.as_micros(),
         };
@@ -119,22 +96,22 @@ impl Record for FailedOperation {
             operation: OperationId(wire.operation.0),
             caller_id: wire.caller_id,
             workflow: wire.workflow,
-            workflow_version: FIELDS.u32("workflow_version", wire.workflow_version)?,
+            workflow_version: FIELDS.number("workflow_version", wire.workflow_version)?,
             tenant: wire.tenant,
             failing_step: wire.failing_step,
             failing_agent: wire.failing_agent,
-            failing_attempt: Attempt(FIELDS.u32("failing_attempt", wire.failing_attempt)?),
+            failing_attempt: Attempt(FIELDS.number("failing_attempt", wire.failing_attempt)?),
             failing_action: FIELDS.known("failing_action", wire.failing_action.known())?,
             awaits_decision: wire.awaits_decision,
             error: wire.error.into(),
             completed_steps: wire.completed_steps,
             failure_counts: failure_counts
-                .map(|(step, count)| Ok((step, FIELDS.u32("failure_counts", count)?)))
+                .map(|(step, count)| Ok((step, FIELDS.number("failure_counts", count)?)))
                 .collect::<Result<_, DecodeError>>()?,
             step_states: step_states
                 .map(|step| FIELDS.known("step_states", step.known()))
                 .collect::<Result<_, DecodeError>>()?,
-            input: wire.input,
+            input: wire.input.into_vec(),
             requested_at: Timestamp(wire.requested_at),
             failed_at: Timestamp(wire.failed_at),
         })

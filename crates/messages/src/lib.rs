@@ -43,7 +43,7 @@ mod wire;
 mod writer_schema;
 
 pub use dead_letter::{Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX, undecodable};
-pub use error::{DecodeError, EncodeError, SchemaError};
+pub use error::{DecodeError, EncodeError, FieldError, SchemaError};
 pub use frame::{Frame, SchemaId};
 pub use framing::{Framing, Lookup, SchemaIds, Schemas};
 pub use kind::{RecordKind, RecordSchema, VALUE_BYTES_MAX};

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
+use serde_bytes::{ByteArray, ByteBuf, Bytes};
 use waybill_engine::{
     AmendRequest, Amendment, CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash,
     Timestamp,
@@ -28,7 +29,7 @@ static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
 /// The hash of a request that does not create an operation.
-const NO_HASH: [u8; 16] = [0; 16];
+const NO_HASH: ByteArray<16> = ByteArray::new([0; 16]);
 
 /// A reschedule without fields replaces none: an empty JSON object.
 const NO_FIELDS: &[u8] = b"{}";
@@ -48,69 +49,37 @@ enum WireIdOrigin {
     Server,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "Amendment")]
-struct AmendmentOut<'a> {
+struct WireAmendment<S, B> {
     id: Id,
-    reason: &'a str,
-    #[serde(with = "serde_bytes")]
-    fields: Option<&'a [u8]>,
+    reason: S,
+    fields: Option<B>,
     deadline: Option<i64>,
-    asked_by: &'a str,
+    asked_by: S,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "Amendment")]
-struct AmendmentIn {
-    id: Id,
-    reason: String,
-    #[serde(with = "serde_bytes")]
-    fields: Option<Vec<u8>>,
-    deadline: Option<i64>,
-    asked_by: String,
-}
-
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "OperationRequest")]
-struct Out<'a> {
+struct Wire<S, B> {
     kind: RequestKind,
     operation: Id,
     id_origin: WireIdOrigin,
-    workflow: &'a str,
-    tenant: &'a str,
-    caller_id: Option<&'a str>,
-    #[serde(with = "serde_bytes")]
-    input: &'a [u8],
+    workflow: S,
+    tenant: S,
+    caller_id: Option<S>,
+    input: B,
     deadline: Option<i64>,
-    reply_to: Option<&'a str>,
-    #[serde(with = "serde_bytes")]
-    request_hash: &'a [u8],
+    reply_to: Option<S>,
+    request_hash: ByteArray<16>,
     requested_at: i64,
-    amendment: Option<AmendmentOut<'a>>,
+    amendment: Option<WireAmendment<S, B>>,
     resubmission_of: Option<Id>,
-    notify: Vec<&'a str>,
+    notify: Vec<S>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "OperationRequest")]
-struct In {
-    kind: RequestKind,
-    operation: Id,
-    id_origin: WireIdOrigin,
-    workflow: String,
-    tenant: String,
-    caller_id: Option<String>,
-    #[serde(with = "serde_bytes")]
-    input: Vec<u8>,
-    deadline: Option<i64>,
-    reply_to: Option<String>,
-    #[serde(with = "serde_bytes")]
-    request_hash: [u8; 16],
-    requested_at: i64,
-    amendment: Option<AmendmentIn>,
-    resubmission_of: Option<Id>,
-    notify: Vec<String>,
-}
+type Out<'a> = Wire<&'a str, &'a Bytes>;
+type In = Wire<String, ByteBuf>;
 
 impl Record for OperationRequest {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -168,10 +137,10 @@ fn created(request: &CreateRequest) -> Result<Out<'_>, EncodeError> {
         workflow: &request.workflow,
         tenant: &request.tenant,
         caller_id: request.caller_id.as_deref(),
-        input: &request.input,
+        input: Bytes::new(&request.input),
         deadline: request.deadline.map(Timestamp::as_micros),
         reply_to: request.reply_to.as_deref(),
-        request_hash: &request.request_hash.0,
+        request_hash: ByteArray::new(request.request_hash.0),
         requested_at: request.requested_at.as_micros(),
         amendment: None,
         resubmission_of: request.resubmission_of.map(|operation| Id(operation.0)),
@@ -193,15 +162,15 @@ fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
         workflow,
         tenant: &request.tenant,
         caller_id: request.caller_id.as_deref(),
-        input: &[],
+        input: Bytes::new(&[]),
         deadline: None,
         reply_to: None,
-        request_hash: &NO_HASH,
+        request_hash: NO_HASH,
         requested_at: request.requested_at.as_micros(),
-        amendment: Some(AmendmentOut {
+        amendment: Some(WireAmendment {
             id: Id(request.id),
             reason: FIELDS.kept("amendment.reason", &request.reason, REASON_BYTES_MAX)?,
-            fields,
+            fields: fields.map(Bytes::new),
             deadline: deadline.map(Timestamp::as_micros),
             asked_by: FIELDS.kept("amendment.asked_by", &request.asked_by, ASKED_BY_BYTES_MAX)?,
         }),
@@ -221,16 +190,16 @@ impl In {
             workflow: self.workflow,
             tenant: self.tenant,
             caller_id: self.caller_id,
-            input: self.input,
+            input: self.input.into_vec(),
             deadline: self.deadline.map(Timestamp),
             reply_to: self.reply_to,
-            request_hash: RequestHash(self.request_hash),
+            request_hash: RequestHash(self.request_hash.into_array()),
             requested_at: Timestamp(self.requested_at),
             traceparent: None,
             resubmission_of: self
                 .resubmission_of
                 .map(|operation| OperationId(operation.0)),
-            notify: FIELDS.contacts_to_keep("notify", self.notify)?,
+            notify: FIELDS.contacts_of("notify", self.notify)?,
         })
     }
 
@@ -245,9 +214,13 @@ impl In {
             operation: OperationId(self.operation.0),
             tenant: self.tenant,
             caller_id: self.caller_id,
-            amendment: what(self.workflow, given.fields, given.deadline),
-            reason: FIELDS.to_keep("amendment.reason", given.reason, REASON_BYTES_MAX)?,
-            asked_by: FIELDS.to_keep("amendment.asked_by", given.asked_by, ASKED_BY_BYTES_MAX)?,
+            amendment: what(
+                self.workflow,
+                given.fields.map(ByteBuf::into_vec),
+                given.deadline,
+            ),
+            reason: FIELDS.kept("amendment.reason", given.reason, REASON_BYTES_MAX)?,
+            asked_by: FIELDS.kept("amendment.asked_by", given.asked_by, ASKED_BY_BYTES_MAX)?,
             requested_at: Timestamp(self.requested_at),
         }))
     }

@@ -14,7 +14,7 @@ use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::{RecordKind, RecordSchema};
 use crate::record::Record;
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id, StepStatusIn, StepStatusOut, WireProcessState};
+use crate::wire::{Fields, Id, WireError, WireProcessState, WireStepStatus};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::OperationStatus,
@@ -95,49 +95,30 @@ impl From<WirePriority> for Priority {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "OperationStatus")]
-struct Out<'a> {
+struct Wire<S> {
     event_id: Id,
     operation: Id,
-    caller_id: Option<&'a str>,
-    workflow: &'a str,
-    tenant: &'a str,
+    caller_id: Option<S>,
+    workflow: S,
+    tenant: S,
     kind: WireStatusKind,
     state: WireProcessState,
     sequence: i32,
-    error: Option<ErrorOut<'a>>,
-    failing_step: Option<&'a str>,
-    step: Option<StepStatusOut<'a>>,
+    error: Option<WireError<S>>,
+    failing_step: Option<S>,
+    step: Option<WireStepStatus<S>>,
     request_partition: i32,
     request_offset: i64,
     requested_at: i64,
     at: i64,
-    reply_to: Option<&'a str>,
+    reply_to: Option<S>,
     request_priority: WirePriority,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "OperationStatus")]
-struct In {
-    event_id: Id,
-    operation: Id,
-    caller_id: Option<String>,
-    workflow: String,
-    tenant: String,
-    kind: WireStatusKind,
-    state: WireProcessState,
-    sequence: i32,
-    error: Option<ErrorIn>,
-    failing_step: Option<String>,
-    step: Option<StepStatusIn>,
-    request_partition: i32,
-    request_offset: i64,
-    requested_at: i64,
-    at: i64,
-    reply_to: Option<String>,
-    request_priority: WirePriority,
-}
+type Out<'a> = Wire<&'a str>;
+type In = Wire<String>;
 
 impl Record for OperationStatus {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -155,11 +136,11 @@ impl Record for OperationStatus {
             tenant: &self.tenant,
             kind: self.kind.into(),
             state: self.state.into(),
-            sequence: FIELDS.int("sequence", self.sequence)?,
-            error: self.error.as_ref().map(ErrorOut::from),
+            sequence: FIELDS.number("sequence", self.sequence)?,
+            error: self.error.as_ref().map(WireError::from),
             failing_step: self.failing_step.as_deref(),
-            step: self.step.as_ref().map(StepStatusOut::from),
-            request_partition: FIELDS.int("request_partition", self.request.partition.0)?,
+            step: self.step.as_ref().map(WireStepStatus::from),
+            request_partition: FIELDS.number("request_partition", self.request.partition.0)?,
             request_offset: self.request.offset.0,
             requested_at: self.requested_at.as_micros(),
             at: self.at.as_micros(),
@@ -172,7 +153,7 @@ impl Record for OperationStatus {
     fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, framing)?;
         let step = wire.step.map(|step| FIELDS.known("step", step.known()));
-        let partition = FIELDS.u32("request_partition", wire.request_partition)?;
+        let partition = FIELDS.number("request_partition", wire.request_partition)?;
         Ok(Self {
             event_id: wire.event_id.0,
             operation: OperationId(wire.operation.0),
@@ -181,7 +162,7 @@ impl Record for OperationStatus {
             tenant: wire.tenant,
             kind: FIELDS.known("kind", wire.kind.known())?,
             state: FIELDS.known("state", wire.state.known())?,
-            sequence: FIELDS.u32("sequence", wire.sequence)?,
+            sequence: FIELDS.number("sequence", wire.sequence)?,
             error: wire.error.map(StepError::from),
             failing_step: wire.failing_step,
             step: step.transpose()?,

@@ -11,7 +11,7 @@ use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::{RecordKind, RecordSchema};
 use crate::record::Record;
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id};
+use crate::wire::{Fields, Id, WireError};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::OperatorAlert,
@@ -35,35 +35,23 @@ enum WireAlertKind {
     RowUnreadable,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "OperatorAlert")]
-struct Out<'a> {
+struct Wire<S> {
     event_id: Id,
     kind: WireAlertKind,
     operation: Id,
-    caller_id: Option<&'a str>,
-    workflow: &'a str,
-    tenant: &'a str,
-    step: Option<&'a str>,
-    error: Option<ErrorOut<'a>>,
-    advice: &'a str,
+    caller_id: Option<S>,
+    workflow: S,
+    tenant: S,
+    step: Option<S>,
+    error: Option<WireError<S>>,
+    advice: S,
     at: i64,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "OperatorAlert")]
-struct In {
-    event_id: Id,
-    kind: WireAlertKind,
-    operation: Id,
-    caller_id: Option<String>,
-    workflow: String,
-    tenant: String,
-    step: Option<String>,
-    error: Option<ErrorIn>,
-    advice: String,
-    at: i64,
-}
+type Out<'a> = Wire<&'a str>;
+type In = Wire<String>;
 
 impl Record for OperatorAlert {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -87,7 +75,7 @@ impl Record for OperatorAlert {
             workflow: &self.workflow,
             tenant: &self.tenant,
             step: self.step.as_deref(),
-            error: self.error.as_ref().map(ErrorOut::from),
+            error: self.error.as_ref().map(WireError::from),
             advice: &self.advice,
             at: self.at.as_micros(),
         };

@@ -24,31 +24,21 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "OwnerNotice")]
-struct Out<'a> {
+struct Wire<S> {
     event_id: Id,
     operation: Id,
-    caller_id: Option<&'a str>,
-    workflow: &'a str,
-    tenant: &'a str,
+    caller_id: Option<S>,
+    workflow: S,
+    tenant: S,
     state: WireProcessState,
-    contacts: Vec<&'a str>,
+    contacts: Vec<S>,
     at: i64,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "OwnerNotice")]
-struct In {
-    event_id: Id,
-    operation: Id,
-    caller_id: Option<String>,
-    workflow: String,
-    tenant: String,
-    state: WireProcessState,
-    contacts: Vec<String>,
-    at: i64,
-}
+type Out<'a> = Wire<&'a str>;
+type In = Wire<String>;
 
 impl Record for OwnerNotice {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -80,7 +70,7 @@ impl Record for OwnerNotice {
             workflow: wire.workflow,
             tenant: wire.tenant,
             state: FIELDS.known("state", wire.state.known())?,
-            contacts: FIELDS.contacts_to_keep("contacts", wire.contacts)?,
+            contacts: FIELDS.contacts_of("contacts", wire.contacts)?,
             at: Timestamp(wire.at),
         })
     }

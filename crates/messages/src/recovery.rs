@@ -38,53 +38,32 @@ enum WireVerb {
     Resubmitted,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "AttemptSeen")]
-struct SeenOut<'a> {
-    step: &'a str,
+struct WireSeen<S> {
+    step: S,
     action: WireAction,
     attempt: i32,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "AttemptSeen")]
-struct SeenIn {
-    step: String,
-    action: WireAction,
-    attempt: i32,
-}
-
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "Recovery")]
-struct Out<'a> {
+struct Wire<S> {
     id: Id,
     operation: Id,
     verb: WireVerb,
-    seen: Option<SeenOut<'a>>,
+    seen: Option<WireSeen<S>>,
     budget_ms: Option<i64>,
-    step: Option<&'a str>,
+    step: Option<S>,
     as_operation: Option<Id>,
-    asked_by: &'a str,
-    reason: &'a str,
+    asked_by: S,
+    reason: S,
     asked_at: i64,
     due: Option<i64>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "Recovery")]
-struct In {
-    id: Id,
-    operation: Id,
-    verb: WireVerb,
-    seen: Option<SeenIn>,
-    budget_ms: Option<i64>,
-    step: Option<String>,
-    as_operation: Option<Id>,
-    asked_by: String,
-    reason: String,
-    asked_at: i64,
-    due: Option<i64>,
-}
+type Out<'a> = Wire<&'a str>;
+type In = Wire<String>;
 
 impl Record for Recovery {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -110,16 +89,16 @@ impl Record for Recovery {
         wire.verb = match &self.verb {
             RecoveryVerb::Wake => WireVerb::Wake,
             RecoveryVerb::Retry { seen, budget } => {
-                wire.seen = Some(SeenOut::new(seen)?);
+                wire.seen = Some(WireSeen::new(seen)?);
                 wire.budget_ms = Some(FIELDS.millis("budget_ms", *budget)?);
                 WireVerb::Retry
             }
             RecoveryVerb::Compensate { seen } => {
-                wire.seen = seen.as_ref().map(SeenOut::new).transpose()?;
+                wire.seen = seen.as_ref().map(WireSeen::new).transpose()?;
                 WireVerb::Compensate
             }
             RecoveryVerb::Park { seen } => {
-                wire.seen = Some(SeenOut::new(seen)?);
+                wire.seen = Some(WireSeen::new(seen)?);
                 WireVerb::Park
             }
             RecoveryVerb::Resubmit => WireVerb::Resubmit,
@@ -147,7 +126,7 @@ impl Record for Recovery {
                 let budget_ms = FIELDS.given("budget_ms", wire.budget_ms)?;
                 RecoveryVerb::Retry {
                     seen: FIELDS.given("seen", seen()?)?,
-                    budget: Duration::from_millis(FIELDS.u64("budget_ms", budget_ms)?),
+                    budget: Duration::from_millis(FIELDS.number("budget_ms", budget_ms)?),
                 }
             }
             WireVerb::Compensate => RecoveryVerb::Compensate { seen: seen()? },
@@ -170,8 +149,8 @@ impl Record for Recovery {
         Ok(Self {
             id: wire.id.0,
             operation: OperationId(wire.operation.0),
-            asked_by: FIELDS.to_keep("asked_by", wire.asked_by, ASKED_BY_BYTES_MAX)?,
-            reason: FIELDS.to_keep("reason", wire.reason, REASON_BYTES_MAX)?,
+            asked_by: FIELDS.kept("asked_by", wire.asked_by, ASKED_BY_BYTES_MAX)?,
+            reason: FIELDS.kept("reason", wire.reason, REASON_BYTES_MAX)?,
             asked_at: Timestamp(wire.asked_at),
             due: wire.due.map(Timestamp),
             verb,
@@ -179,24 +158,24 @@ impl Record for Recovery {
     }
 }
 
-impl<'a> SeenOut<'a> {
+impl<'a> WireSeen<&'a str> {
     fn new(seen: &'a AttemptSeen) -> Result<Self, EncodeError> {
         Ok(Self {
             step: &seen.step,
             action: seen.action.into(),
-            attempt: FIELDS.int("seen.attempt", seen.attempt.0)?,
+            attempt: FIELDS.number("seen.attempt", seen.attempt.0)?,
         })
     }
 }
 
-impl TryFrom<SeenIn> for AttemptSeen {
+impl TryFrom<WireSeen<String>> for AttemptSeen {
     type Error = DecodeError;
 
-    fn try_from(seen: SeenIn) -> Result<Self, DecodeError> {
+    fn try_from(seen: WireSeen<String>) -> Result<Self, DecodeError> {
         Ok(Self {
             step: seen.step,
             action: FIELDS.known("seen.action", seen.action.known())?,
-            attempt: Attempt(FIELDS.u32("seen.attempt", seen.attempt)?),
+            attempt: Attempt(FIELDS.number("seen.attempt", seen.attempt)?),
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::frame::Frame;
 use crate::framing::Framing;
 use crate::kind::{RecordKind, RecordSchema};
 use crate::record::Record;
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireAction, WireNonce};
+use crate::wire::{Fields, Id, MapIn, MapOut, WireAction, WireError, WireNonce};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::StepReply,
@@ -36,35 +36,23 @@ enum WireOutcome {
     NotPerformed,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "StepReply")]
-struct Out<'a> {
+struct Wire<S, M> {
     operation: Id,
-    step: &'a str,
+    step: S,
     attempt: i32,
     epoch: i64,
     action: WireAction,
     nonce: Option<WireNonce>,
     outcome: WireOutcome,
-    outputs: MapOut<'a, String>,
-    error: Option<ErrorOut<'a>>,
+    outputs: M,
+    error: Option<WireError<S>>,
     retry_after_ms: Option<i64>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename = "StepReply")]
-struct In {
-    operation: Id,
-    step: String,
-    attempt: i32,
-    epoch: i64,
-    action: WireAction,
-    nonce: Option<WireNonce>,
-    outcome: WireOutcome,
-    outputs: MapIn<String>,
-    error: Option<ErrorIn>,
-    retry_after_ms: Option<i64>,
-}
+type Out<'a> = Wire<&'a str, MapOut<'a, String>>;
+type In = Wire<String, MapIn<String>>;
 
 impl Record for StepReply {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -96,13 +84,13 @@ impl Record for StepReply {
         let wire = Out {
             operation: Id(self.operation.0),
             step: &self.step,
-            attempt: FIELDS.int("attempt", self.attempt.0)?,
-            epoch: FIELDS.long("epoch", self.epoch.0)?,
+            attempt: FIELDS.number("attempt", self.attempt.0)?,
+            epoch: FIELDS.number("epoch", self.epoch.0)?,
             action: self.action.into(),
             nonce: self.nonce.map(WireNonce),
             outcome,
             outputs: MapOut(outputs),
-            error: error.map(ErrorOut::from),
+            error: error.map(WireError::from),
             retry_after_ms: retry_after,
         };
         CODEC.encode(&wire, frame, out)
@@ -124,7 +112,7 @@ impl Record for StepReply {
             WireOutcome::NotAttempted => Outcome::NotAttempted {
                 error: error(),
                 retry_after_ms: match wire.retry_after_ms {
-                    Some(retry_after) => FIELDS.u32("retry_after_ms", retry_after)?,
+                    Some(retry_after) => FIELDS.number("retry_after_ms", retry_after)?,
                     None => RETRY_AFTER_MS_DEFAULT,
                 },
             },
@@ -132,8 +120,8 @@ impl Record for StepReply {
         Ok(Self {
             operation: OperationId(wire.operation.0),
             step: wire.step,
-            attempt: Attempt(FIELDS.u32("attempt", wire.attempt)?),
-            epoch: Epoch(FIELDS.u64("epoch", wire.epoch)?),
+            attempt: Attempt(FIELDS.number("attempt", wire.attempt)?),
+            epoch: Epoch(FIELDS.number("epoch", wire.epoch)?),
             action: FIELDS.known("action", wire.action.known())?,
             nonce: wire.nonce.map(|WireNonce(nonce)| nonce),
             outcome,

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
+use serde_bytes::{ByteBuf, Bytes};
 use waybill_engine::{
     Attempt, Epoch, LayoutShard, OperationId, PartitionId, StepRequest, Timestamp,
 };
@@ -26,49 +27,31 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "StepRequest")]
-struct Out<'a> {
+struct Wire<S, B, M> {
     operation: Id,
-    workflow: &'a str,
-    step: &'a str,
-    agent: &'a str,
+    workflow: S,
+    step: S,
+    agent: S,
     attempt: i32,
     epoch: i64,
     action: WireAction,
     complete_by: i64,
-    tenant: &'a str,
-    idempotency_key: &'a str,
-    #[serde(with = "serde_bytes")]
-    input: &'a [u8],
-    results: MapOut<'a, String>,
+    tenant: S,
+    /// Follows from operation and step, and is not read back.
+    #[serde(skip_deserializing)]
+    idempotency_key: S,
+    input: B,
+    results: M,
     reply_partition: i32,
     layout: i64,
     shard: Option<i32>,
     nonce: Option<WireNonce>,
 }
 
-/// The idempotency key follows from operation and step and is not read back.
-#[derive(Deserialize)]
-#[serde(rename = "StepRequest")]
-struct In {
-    operation: Id,
-    workflow: String,
-    step: String,
-    agent: String,
-    attempt: i32,
-    epoch: i64,
-    action: WireAction,
-    complete_by: i64,
-    tenant: String,
-    #[serde(with = "serde_bytes")]
-    input: Vec<u8>,
-    results: MapIn<String>,
-    reply_partition: i32,
-    layout: i64,
-    shard: Option<i32>,
-    nonce: Option<WireNonce>,
-}
+type Out<'a> = Wire<&'a str, &'a Bytes, MapOut<'a, String>>;
+type In = Wire<String, ByteBuf, MapIn<String>>;
 
 impl Record for StepRequest {
     const SCHEMA: RecordSchema = SCHEMA;
@@ -83,19 +66,19 @@ impl Record for StepRequest {
             workflow: &self.workflow,
             step: &self.step,
             agent: &self.agent,
-            attempt: FIELDS.int("attempt", self.attempt.0)?,
-            epoch: FIELDS.long("epoch", self.epoch.0)?,
+            attempt: FIELDS.number("attempt", self.attempt.0)?,
+            epoch: FIELDS.number("epoch", self.epoch.0)?,
             action: self.action.into(),
             complete_by: self.complete_by.as_micros(),
             tenant: &self.tenant,
             idempotency_key: &self.idempotency_key(),
-            input: &self.input,
+            input: Bytes::new(&self.input),
             results: MapOut(&self.results),
-            reply_partition: FIELDS.int("reply_partition", self.reply_partition.0)?,
-            layout: FIELDS.long("layout", self.shard.unwrap_or_default().layout)?,
+            reply_partition: FIELDS.number("reply_partition", self.reply_partition.0)?,
+            layout: FIELDS.number("layout", self.shard.unwrap_or_default().layout)?,
             shard: self
                 .shard
-                .map(|shard| FIELDS.int("shard", shard.number))
+                .map(|shard| FIELDS.number("shard", shard.number))
                 .transpose()?,
             nonce: self.nonce.map(WireNonce),
         };
@@ -104,24 +87,24 @@ impl Record for StepRequest {
 
     fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, framing)?;
-        let layout = FIELDS.u64("layout", wire.layout)?;
+        let layout = FIELDS.number("layout", wire.layout)?;
         let shard = wire
             .shard
-            .map(|number| FIELDS.u32("shard", number))
+            .map(|number| FIELDS.number("shard", number))
             .transpose()?;
         Ok(Self {
             operation: OperationId(wire.operation.0),
             workflow: wire.workflow.into(),
             step: wire.step.into(),
             agent: wire.agent.into(),
-            attempt: Attempt(FIELDS.u32("attempt", wire.attempt)?),
-            epoch: Epoch(FIELDS.u64("epoch", wire.epoch)?),
+            attempt: Attempt(FIELDS.number("attempt", wire.attempt)?),
+            epoch: Epoch(FIELDS.number("epoch", wire.epoch)?),
             action: FIELDS.known("action", wire.action.known())?,
             complete_by: Timestamp(wire.complete_by),
             tenant: wire.tenant.into(),
-            input: wire.input.into(),
+            input: wire.input.into_vec().into(),
             results: wire.results.0,
-            reply_partition: PartitionId(FIELDS.u32("reply_partition", wire.reply_partition)?),
+            reply_partition: PartitionId(FIELDS.number("reply_partition", wire.reply_partition)?),
             shard: shard.map(|number| LayoutShard { layout, number }),
             nonce: wire.nonce.map(|WireNonce(nonce)| nonce),
             traceparent: None,

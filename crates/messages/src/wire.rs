@@ -3,6 +3,9 @@
 //! Wire structs have the names of their Avro records and list their fields in the schema's order:
 //! the Avro library buffers fields that come early. Unsigned counters of the engine are `int` or
 //! `long` on the wire, as Avro has no unsigned numbers.
+//!
+//! One struct both encodes and decodes a record. Its texts, bytes and maps are type parameters:
+//! encoding borrows them, and decoding owns them.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,7 +17,7 @@ use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use uuid::Uuid;
 use waybill_engine::{Action, Contact, Nonce, ProcessState, StepError, StepState};
 
-use crate::error::{DecodeError, EncodeError};
+use crate::error::{DecodeError, FieldError};
 
 /// A UUID as a string: hyphenated, in lower case.
 pub(crate) struct Id(pub(crate) Uuid);
@@ -131,15 +134,15 @@ fn repeated<V>(pairs: &[(String, V)]) -> Option<&str> {
     Some(name)
 }
 
-/// The nested record `Error`, for encoding.
-#[derive(Serialize)]
+/// The nested record `Error`.
+#[derive(Serialize, DeserializeDerive)]
 #[serde(rename = "Error")]
-pub(crate) struct ErrorOut<'a> {
-    code: &'a str,
-    message: &'a str,
+pub(crate) struct WireError<S> {
+    code: S,
+    message: S,
 }
 
-impl<'a> From<&'a StepError> for ErrorOut<'a> {
+impl<'a> From<&'a StepError> for WireError<&'a str> {
     fn from(error: &'a StepError) -> Self {
         Self {
             code: &error.code,
@@ -148,16 +151,8 @@ impl<'a> From<&'a StepError> for ErrorOut<'a> {
     }
 }
 
-/// The nested record `Error`, for decoding.
-#[derive(DeserializeDerive)]
-#[serde(rename = "Error")]
-pub(crate) struct ErrorIn {
-    code: String,
-    message: String,
-}
-
-impl From<ErrorIn> for StepError {
-    fn from(error: ErrorIn) -> Self {
+impl From<WireError<String>> for StepError {
+    fn from(error: WireError<String>) -> Self {
         Self {
             code: error.code,
             message: error.message,
@@ -259,15 +254,15 @@ impl WireStepState {
     }
 }
 
-/// The nested record `StepStatus`, for encoding.
-#[derive(Serialize)]
+/// The nested record `StepStatus`.
+#[derive(Serialize, DeserializeDerive)]
 #[serde(rename = "StepStatus")]
-pub(crate) struct StepStatusOut<'a> {
-    step: &'a str,
+pub(crate) struct WireStepStatus<S> {
+    step: S,
     state: WireStepState,
 }
 
-impl<'a> From<&'a (String, StepState)> for StepStatusOut<'a> {
+impl<'a> From<&'a (String, StepState)> for WireStepStatus<&'a str> {
     fn from((step, state): &'a (String, StepState)) -> Self {
         Self {
             step,
@@ -276,15 +271,7 @@ impl<'a> From<&'a (String, StepState)> for StepStatusOut<'a> {
     }
 }
 
-/// The nested record `StepStatus`, for decoding.
-#[derive(DeserializeDerive)]
-#[serde(rename = "StepStatus")]
-pub(crate) struct StepStatusIn {
-    step: String,
-    state: WireStepState,
-}
-
-impl StepStatusIn {
+impl WireStepStatus<String> {
     /// The step and its state; `None` for a state that this version does not know.
     pub(crate) fn known(self) -> Option<(String, StepState)> {
         Some((self.step, self.state.known()?))
@@ -328,136 +315,79 @@ impl WireAction {
 pub(crate) struct Fields(pub(crate) &'static str);
 
 impl Fields {
-    /// A counter as an Avro `int`.
-    pub(crate) fn int(self, field: &'static str, value: u32) -> Result<i32, EncodeError> {
-        i32::try_from(value).map_err(|_| EncodeError::OutOfRange {
+    /// A number as the type of its field on the wire, or in the engine.
+    pub(crate) fn number<V, T>(self, field: &'static str, value: V) -> Result<T, FieldError>
+    where
+        V: Copy + Into<i128>,
+        T: TryFrom<V>,
+    {
+        T::try_from(value).map_err(|_| FieldError::OutOfRange {
             record: self.0,
             field,
-            value: u64::from(value),
-        })
-    }
-
-    /// A counter as an Avro `long`.
-    pub(crate) fn long(self, field: &'static str, value: u64) -> Result<i64, EncodeError> {
-        i64::try_from(value).map_err(|_| EncodeError::OutOfRange {
-            record: self.0,
-            field,
-            value,
-        })
-    }
-
-    /// A counter from an Avro `int` or `long`.
-    pub(crate) fn u32(
-        self,
-        field: &'static str,
-        value: impl Into<i64>,
-    ) -> Result<u32, DecodeError> {
-        let value = value.into();
-        u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
-            record: self.0,
-            field,
-            value,
-        })
-    }
-
-    /// A counter from an Avro `long`.
-    pub(crate) fn u64(self, field: &'static str, value: i64) -> Result<u64, DecodeError> {
-        u64::try_from(value).map_err(|_| DecodeError::OutOfRange {
-            record: self.0,
-            field,
-            value,
+            value: value.into(),
         })
     }
 
     /// A duration as a `long` of milliseconds, rounded up, so that a short time does not become
     /// zero.
-    pub(crate) fn millis(
-        self,
-        field: &'static str,
-        duration: Duration,
-    ) -> Result<i64, EncodeError> {
+    pub(crate) fn millis(self, field: &'static str, duration: Duration) -> Result<i64, FieldError> {
         let millis = duration.as_nanos().div_ceil(1_000_000);
-        self.long(field, u64::try_from(millis).unwrap_or(u64::MAX))
+        self.number(field, u64::try_from(millis).unwrap_or(u64::MAX))
     }
 
-    /// Encodes a text that the operation's row keeps.
-    pub(crate) fn kept<'a>(
+    /// A text that the operation's row keeps.
+    pub(crate) fn kept<T: AsRef<str>>(
         self,
         field: &'static str,
-        text: &'a str,
+        text: T,
         bytes_max: usize,
-    ) -> Result<&'a str, EncodeError> {
-        if text.len() <= bytes_max {
+    ) -> Result<T, FieldError> {
+        let bytes = text.as_ref().len();
+        if bytes <= bytes_max {
             return Ok(text);
         }
-        Err(EncodeError::TooLong {
+        Err(FieldError::TooLong {
             record: self.0,
             field,
-            bytes: text.len(),
+            bytes,
             bytes_max,
         })
     }
 
-    /// Decodes a text that the operation's row keeps.
-    pub(crate) fn to_keep(
-        self,
-        field: &'static str,
-        text: String,
-        bytes_max: usize,
-    ) -> Result<String, DecodeError> {
-        if text.len() <= bytes_max {
-            return Ok(text);
-        }
-        Err(DecodeError::TooLong {
-            record: self.0,
-            field,
-            bytes: text.len(),
-            bytes_max,
-        })
-    }
-
-    /// Encodes contacts, which the operation's row keeps.
+    /// The URIs of contacts, which the operation's row keeps.
     pub(crate) fn contacts<'a>(
         self,
         field: &'static str,
         contacts: &'a [Contact],
-    ) -> Result<Vec<&'a str>, EncodeError> {
-        if contacts.len() > Contact::COUNT_MAX {
-            return Err(EncodeError::TooMany {
-                record: self.0,
-                field,
-                values: contacts.len(),
-                values_max: Contact::COUNT_MAX,
-            });
-        }
+    ) -> Result<Vec<&'a str>, FieldError> {
+        self.few(field, contacts.len(), Contact::COUNT_MAX)?;
         let uris = contacts.iter().map(Contact::reveal);
         uris.map(|uri| self.kept(field, uri, Contact::BYTES_MAX))
             .collect()
     }
 
-    /// Decodes contacts, which the operation's row keeps.
-    pub(crate) fn contacts_to_keep(
+    /// The contacts with these URIs.
+    pub(crate) fn contacts_of(
         self,
         field: &'static str,
         uris: Vec<String>,
-    ) -> Result<Vec<Contact>, DecodeError> {
-        if uris.len() > Contact::COUNT_MAX {
-            return Err(DecodeError::TooMany {
-                record: self.0,
-                field,
-                values: uris.len(),
-                values_max: Contact::COUNT_MAX,
-            });
-        }
+    ) -> Result<Vec<Contact>, FieldError> {
+        self.few(field, uris.len(), Contact::COUNT_MAX)?;
         let uris = uris.into_iter();
-        uris.map(|uri| {
-            Ok(Contact::new(self.to_keep(
-                field,
-                uri,
-                Contact::BYTES_MAX,
-            )?))
+        uris.map(|uri| self.kept(field, uri, Contact::BYTES_MAX).map(Contact::new))
+            .collect()
+    }
+
+    fn few(self, field: &'static str, values: usize, values_max: usize) -> Result<(), FieldError> {
+        if values <= values_max {
+            return Ok(());
+        }
+        Err(FieldError::TooMany {
+            record: self.0,
+            field,
+            values,
+            values_max,
         })
-        .collect()
     }
 
     /// A field that only some kinds of the record require, and this one does.

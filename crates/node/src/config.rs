@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use waybill_agent::AgentsConfig;
 use waybill_alerts::AlertsConfig;
 use waybill_broker::BrokerConfig;
-use waybill_config::{ConfigError, Configuration, SecretFiles, units};
+use waybill_config::{ConfigError, Configuration, SecretFiles};
 use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
@@ -27,6 +27,7 @@ use waybill_scheduler::SchedulerConfig;
 use waybill_store::StoreConfig;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
+use waybill_units::DurationText;
 
 use crate::admin::AdminConfig;
 use crate::disk::StorageConfig;
@@ -44,7 +45,7 @@ pub struct Config {
     /// Partitions of the operation topics of a new store; `waybill topics grow` adds more.
     pub partitions: u32,
     /// How long a drain may take after SIGTERM or Ctrl-C before the rest is cut off.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub shutdown_timeout: Duration,
     /// Whether unauthenticated listeners on non-loopback addresses are allowed.
     pub insecure: bool,

@@ -16,10 +16,10 @@ use metrics::Gauge;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use waybill_config::{ByteSize, FreeMin};
 use waybill_store::EmbeddedStore;
 use waybill_telemetry::health::{Condition, LowDisk, Readiness};
 use waybill_telemetry::{Declared, Metric};
+use waybill_units::{ByteSize, FreeMin};
 
 /// How often the free space is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);

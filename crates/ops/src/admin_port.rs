@@ -6,12 +6,12 @@ use anyhow::Context as _;
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use waybill_http::problem::ProblemDetails;
 
 use crate::access::{AccessArgs, Silence};
 
 /// The maximum time for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The process refused the request.
 #[derive(Debug, thiserror::Error)]
@@ -63,14 +63,14 @@ pub(crate) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// A client for the admin port.
+/// A client for the admin port. `patience` limits the wait for a whole answer.
 ///
 /// # Errors
 ///
 /// If the token or a certificate cannot be read.
-pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
+pub(crate) fn client(access: &AccessArgs, patience: Duration) -> anyhow::Result<Client> {
     let client = Client::builder()
-        .timeout(PATIENCE)
+        .timeout(patience)
         .redirect(Policy::none())
         .no_proxy();
     Ok(access.apply(client)?.build()?)
@@ -118,9 +118,9 @@ pub(crate) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Resu
     let status = answer.status();
     if !status.is_success() {
         let body = answer.bytes().await?;
-        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let of_field = problem["errors"][0]["detail"].as_str();
-        let detail = of_field.or(problem["detail"].as_str());
+        let problem = ProblemDetails::read(&body);
+        let of_field = problem.errors.first().map(|field| &*field.detail);
+        let detail = of_field.or(problem.explanation());
         let hint = match status {
             StatusCode::UNAUTHORIZED => " (--token-file)",
             _ => "",

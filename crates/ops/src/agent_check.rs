@@ -16,10 +16,10 @@ use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
-use waybill_config::duration_from_text;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
-use waybill_telemetry::visible::{counted, escaped, to_json};
+use waybill_telemetry::visible::{counted, escaped};
+use waybill_units::duration_from_text;
 
 use self::ledger::HttpLedger;
 use crate::broker_login::BrokerLogin;
@@ -160,10 +160,7 @@ impl AgentCheckArgs {
         }
         for finding in &report.findings {
             let row = Row::from(finding);
-            match self.output {
-                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
-                Output::Table => writeln!(out, "{row}")?,
-            }
+            writeln!(out, "{}", self.output.text(&row)?)?;
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use waybill_config::{duration_from_text, duration_to_text};
 use waybill_telemetry::visible::to_json;
+use waybill_units::{duration_from_text, duration_to_text};
 
 use crate::shown::Output;
 

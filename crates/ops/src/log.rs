@@ -33,7 +33,7 @@ impl LogArgs {
     /// If the process does not answer, or refuses the filter.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let url = self.admin.url(config, "/log")?;
-        let client = admin_port::client(&self.admin.access)?;
+        let client = admin_port::client(&self.admin.access, admin_port::PATIENCE)?;
         let request = match &self.filter {
             Some(filter) => client.put(&url).json(&json!({ "filter": filter })),
             None => client.get(&url),

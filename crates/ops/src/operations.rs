@@ -20,7 +20,6 @@ mod redrive;
 mod show;
 mod single;
 mod verb;
-mod wire;
 
 use std::io;
 

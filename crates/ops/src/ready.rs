@@ -5,14 +5,15 @@ use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode};
 use serde::Serialize;
-use waybill_config::duration_from_text;
+use waybill_http::problem::ProblemDetails;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::to_json;
+use waybill_units::duration_from_text;
 
-use crate::access::{AccessArgs, AdminArgs, Silence};
+use crate::access::{AdminArgs, Silence};
+use crate::admin_port;
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
 use crate::shown::Output;
@@ -22,7 +23,7 @@ const WARNING: &str = "warning: ";
 /// The interval between two requests.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// The maximum time for an answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The arguments of `waybill ready`.
 #[derive(Clone, Debug, Args)]
@@ -46,7 +47,7 @@ impl ReadyArgs {
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/readyz")?;
         let runtime = runtime()?;
-        let client = client(&self.admin.access.without_token())?;
+        let client = admin_port::client(&self.admin.access.without_token(), PATIENCE)?;
         let until = Instant::now() + self.wait;
         let found = runtime.block_on(async {
             loop {
@@ -150,8 +151,8 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
     );
     let body = answer.text().await.unwrap_or_default();
     if !is_ready && !is_verdict {
-        let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
-        let detail = problem["detail"].as_str().unwrap_or("no detail");
+        let problem = ProblemDetails::read(body.as_bytes());
+        let detail = problem.explanation().unwrap_or("no detail");
         return Readiness::Refuses(format!("{status}: {detail}"));
     }
     let lines = body.lines().map(str::to_owned);
@@ -160,13 +161,4 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
         return Readiness::Ready(warnings.collect());
     }
     Readiness::Waits(lines.collect())
-}
-
-/// A client with a short time-out.
-pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
-    let client = Client::builder()
-        .timeout(PATIENCE)
-        .redirect(Policy::none())
-        .no_proxy();
-    Ok(access.apply(client)?.build()?)
 }

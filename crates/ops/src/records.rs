@@ -14,7 +14,7 @@ use waybill_config::ConfigError;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RecordRef;
 use waybill_node::config::Config;
-use waybill_telemetry::visible::{escaped, to_json};
+use waybill_telemetry::visible::escaped;
 
 use crate::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
 use crate::broker_login::BrokerLogin;
@@ -167,10 +167,7 @@ impl RecordsArgs {
     ) -> anyhow::Result<()> {
         let decoded = record.value().map(|value| schemas.decode(value));
         let row = Row::new(record, decoded);
-        match self.output {
-            Output::Json => writeln!(out, "{}", to_json(&row)?)?,
-            Output::Table => writeln!(out, "{row}")?,
-        }
+        writeln!(out, "{}", self.output.text(&row)?)?;
         Ok(())
     }
 }

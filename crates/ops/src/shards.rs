@@ -103,7 +103,7 @@ async fn ask(
     wanted: Option<u32>,
 ) -> anyhow::Result<LayoutView> {
     let url = admin.url(config, "/shards")?;
-    let client = admin_port::client(&admin.access)?;
+    let client = admin_port::client(&admin.access, admin_port::PATIENCE)?;
     let request = match wanted {
         Some(per_partition) => client
             .put(&url)

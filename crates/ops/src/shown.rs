@@ -21,6 +21,20 @@ pub enum Output {
     Table,
 }
 
+impl Output {
+    /// The value as JSON, or as text of one line or more.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written as JSON.
+    pub fn text(self, value: &(impl fmt::Display + Serialize)) -> serde_json::Result<String> {
+        match self {
+            Self::Json => to_json(value),
+            Self::Table => Ok(value.to_string()),
+        }
+    }
+}
+
 /// The format of the findings of a check.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Written {
@@ -36,10 +50,7 @@ impl Written {
     ///
     /// If it cannot be written as JSON.
     pub fn text(self, found: &(impl fmt::Display + Serialize)) -> serde_json::Result<String> {
-        match self.output {
-            Output::Json => to_json(found),
-            Output::Table => Ok(found.to_string()),
-        }
+        self.output.text(found)
     }
 }
 

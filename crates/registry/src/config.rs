@@ -6,7 +6,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{BOTH_OR_NEITHER, check_request_timeout, require};
-use waybill_config::{ConfigError, Secret, SecretFiles, read_text, units};
+use waybill_config::{ConfigError, Secret, SecretFiles, read_text};
+use waybill_units::DurationText;
 
 use crate::client::{Login, Registry, RegistrySettings};
 
@@ -39,7 +40,7 @@ pub struct RegistryConfig {
     /// How writers frame records; readers accept both.
     pub framing: FramingChoice,
     /// The time limit of one request.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub request_timeout: Duration,
     /// The text of the certificates, once it is read.
     #[serde(skip)]
@@ -128,6 +129,8 @@ impl RegistryConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     fn config() -> RegistryConfig {
@@ -158,8 +161,7 @@ mod tests {
 
     #[test]
     fn invalid_values_are_refused_with_their_key() {
-        type Change = fn(&mut RegistryConfig);
-        let cases: [(&str, Change); 5] = [
+        let changes: Changes<'_, RegistryConfig> = &[
             ("schemaRegistry.requestTimeout", |c| {
                 c.request_timeout = Duration::from_millis(99);
             }),
@@ -177,13 +179,8 @@ mod tests {
                 },
             ),
         ];
-        for (expected, change) in cases {
-            let mut config = config();
-            change(&mut config);
-            let error = config.validate().unwrap_err().to_string();
-            assert!(error.starts_with(expected), "{error}");
-            assert!(!error.contains("sesame"), "{error}");
-        }
+        let errors = assert_refused(&config(), RegistryConfig::validate, changes);
+        assert!(!errors.concat().contains("sesame"), "{errors:?}");
         let mut missing = RegistryConfig {
             ca_file: Some("/nonexistent".into()),
             ..config()

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::checks::{NOT_ZERO, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::ConfigError;
+use waybill_config::checks::{check_not_zero, check_range, check_range_because, require};
 use waybill_engine::SHARDS_PER_PARTITION_MAX;
 use waybill_topology::lease::{check_lease, check_lease_and_margin};
+use waybill_units::{ByteSize, DurationText};
 
 pub use identity::{IdentityError, PartitionChoice};
 
@@ -44,29 +45,29 @@ pub struct SchedulerConfig {
     /// How long an operation stays in memory before it is handed off to the deadline index and no
     /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
     /// handed off at once.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub hand_off_after: Duration,
     /// The longest time between two moves of the checkpoint, while records are finished.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub checkpoint_every: Duration,
     /// The number of finished records after which it moves earlier.
     pub checkpoint_records: u64,
     /// How long the lease of a shard lasts after each renewal.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub lease: Duration,
     /// How long before the end of its lease an owner stops, and how long after it a candidate
     /// waits.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub lease_margin: Duration,
     /// How long after complete-by a reply is still expected.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub timeout_grace: Duration,
     /// How long a stop waits for operations in flight; the rest is resumed at the next start.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
     /// the deadline index reminds it.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub supervisor_decision_timeout: Duration,
     /// Whether the status topic gets every step of every operation: for a delivery 7 records in
     /// addition to 11. Reply topics of callers get them in any case.
@@ -76,7 +77,7 @@ pub struct SchedulerConfig {
     pub start_without_state: bool,
     /// How long the state store may take for a write or a read of rows before the shard is given
     /// up, to be acquired again by this or another scheduler.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub stuck_after: Duration,
     /// Whether a partition continues if unfinished requests or recoveries are missing from its log:
     /// retention deleted them, or the topic was deleted and created again.
@@ -130,36 +131,25 @@ impl SchedulerConfig {
             self.shards_per_partition,
             1..=SHARDS_PER_PARTITION_MAX,
         )?;
-        require(
-            self.in_flight_max > 0 && self.in_flight_bytes_max > ByteSize::bytes(0),
-            "scheduler.inFlightMax and scheduler.inFlightBytesMax",
-            NOT_ZERO,
-        )?;
-        require(
-            self.read_ahead_max > 0 && self.read_ahead_bytes_max > ByteSize::bytes(0),
-            "scheduler.readAheadMax and scheduler.readAheadBytesMax",
-            NOT_ZERO,
-        )?;
+        check_not_zero("scheduler.inFlightMax", self.in_flight_max)?;
+        check_not_zero("scheduler.inFlightBytesMax", self.in_flight_bytes_max)?;
+        check_not_zero("scheduler.readAheadMax", self.read_ahead_max)?;
+        check_not_zero("scheduler.readAheadBytesMax", self.read_ahead_bytes_max)?;
         require(
             self.tracked_requests_max >= self.read_ahead_max.saturating_add(self.in_flight_max),
             "scheduler.trackedRequestsMax",
             "must be at least scheduler.readAheadMax and scheduler.inFlightMax together",
         )?;
-        require(
-            self.high_priority_weight > 0,
-            "scheduler.highPriorityWeight",
-            NOT_ZERO,
-        )?;
+        check_not_zero("scheduler.highPriorityWeight", self.high_priority_weight)?;
         check_lease_and_margin("scheduler.lease", self.lease, self.lease_margin)?;
         require(
             !self.checkpoint_every.is_zero() && self.checkpoint_every < self.lease,
             "scheduler.checkpointEvery",
             "must be more than 0s and less than scheduler.lease",
         )?;
-        require(
-            !self.supervisor_decision_timeout.is_zero(),
+        check_not_zero(
             "scheduler.supervisorDecisionTimeout",
-            NOT_ZERO,
+            self.supervisor_decision_timeout,
         )?;
         require(
             self.stuck_after >= self.lease,
@@ -171,12 +161,13 @@ impl SchedulerConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut SchedulerConfig);
-        let cases: [(&str, Change); 8] = [
+        let changes: Changes<'_, SchedulerConfig> = &[
             ("scheduler.trackedRequestsMax", |c| {
                 c.tracked_requests_max = 53_999
             }),
@@ -194,12 +185,10 @@ mod tests {
             ("scheduler.lease", |c| c.lease = Duration::from_millis(999)),
             ("scheduler.lease", |c| c.lease = Duration::from_secs(3_601)),
         ];
-        SchedulerConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = SchedulerConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(
+            &SchedulerConfig::default(),
+            SchedulerConfig::validate,
+            changes,
+        );
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::ConfigError;
+use waybill_units::{ByteSize, DurationText};
 
 pub use scylla::ScyllaConfig;
 
@@ -18,7 +19,7 @@ pub struct StoreConfig {
     pub cache_bytes: ByteSize,
     /// How long the status of a final operation is kept. More than `kafka.requestsRetention`, so
     /// that no request is read again after its row is deleted.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub retention: Duration,
     /// The cluster that holds the state in place of the embedded store.
     pub scylla: ScyllaConfig,

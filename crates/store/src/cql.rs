@@ -22,6 +22,7 @@
 //!
 //! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and reads before writes.
 
+mod answer;
 mod attention;
 mod clocks;
 mod config;

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::checks::{NOT_ZERO, check_range_because, require};
-use waybill_config::{ConfigError, duration_to_text, units};
+use waybill_config::ConfigError;
+use waybill_config::checks::{check_not_zero, check_range_because, require};
 use waybill_topology::lease::check_lease;
+use waybill_units::{DurationText, duration_to_text};
 
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 const AUDIT_INTERVAL_MIN: Duration = Duration::from_secs(1);
@@ -19,19 +20,19 @@ pub struct SupervisorConfig {
     /// not retried, and operations that failed for good wait for a decision.
     pub enabled: bool,
     /// How often the deadline index is swept.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub interval: Duration,
     /// Maximum number of recoveries per second: limits how fast a backlog of due work returns.
     pub recoveries_per_second_max: u32,
     /// How often to look for live operations whose due time has passed and that nothing would wake.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub audit_interval: Duration,
     /// How long the lease of an index shard lasts after each renewal.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub lease: Duration,
     /// Maximum skew between the clocks of schedulers and supervisors before entries of the deadline
     /// index are written twice.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub clock_skew: Duration,
 }
 
@@ -77,22 +78,22 @@ impl SupervisorConfig {
                 duration_to_text(self.lease)
             ),
         )?;
-        require(
-            self.recoveries_per_second_max > 0,
+        check_not_zero(
             "supervisor.recoveriesPerSecondMax",
-            NOT_ZERO,
+            self.recoveries_per_second_max,
         )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut SupervisorConfig);
-        let cases: [(&str, Change); 5] = [
+        let changes: Changes<'_, SupervisorConfig> = &[
             ("supervisor.lease", |c| c.lease = Duration::from_millis(999)),
             ("supervisor.interval", |c| {
                 c.interval = Duration::from_millis(9)
@@ -105,12 +106,10 @@ mod tests {
                 c.recoveries_per_second_max = 0
             }),
         ];
-        SupervisorConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = SupervisorConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(
+            &SupervisorConfig::default(),
+            SupervisorConfig::validate,
+            changes,
+        );
     }
 }

@@ -9,12 +9,11 @@ use schemars::JsonSchema;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use waybill_config::checks::{
-    NOT_ZERO, check_host_and_port, check_range, check_range_because, require,
+    check_host_and_port, check_not_zero, check_range, check_range_because, require,
 };
-use waybill_config::{
-    ConfigError, REDACTED, Secret, SecretFiles, duration_to_text, secret_to_serialize, units,
-};
+use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize};
 use waybill_kafka::{ClientError, KafkaSettings};
+use waybill_units::{DurationText, duration_to_text};
 
 use crate::topics::RETENTION_MS_MIN;
 
@@ -39,17 +38,17 @@ pub struct KafkaConfig {
     /// How long requests are kept, for topics that are created. Must be less than
     /// `store.retention`. Not used for the embedded broker, which deletes exactly the requests that
     /// are done.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub requests_retention: Duration,
     /// How long step requests and replies are kept. They can be derived again.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub steps_retention: Duration,
     /// How long `topics grow` waits after it added partitions until clients have refreshed their
     /// metadata, and again until all writers use the new number.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub repartition_settle: Duration,
     /// How long status, failed operations and dead letters are kept.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub results_retention: Duration,
     /// Further librdkafka settings for every client.
     pub properties: Properties,
@@ -160,11 +159,7 @@ impl KafkaConfig {
                 self.topic_prefix
             ),
         )?;
-        require(
-            self.replication_factor >= 1,
-            "kafka.replicationFactor",
-            NOT_ZERO,
-        )?;
+        check_not_zero("kafka.replicationFactor", self.replication_factor)?;
         require(
             self.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
             "kafka.requestsRetention",
@@ -303,6 +298,8 @@ fn is_secret(name: &str) -> bool {
 mod tests {
     use std::fs;
 
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
@@ -331,8 +328,7 @@ mod tests {
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut KafkaConfig);
-        let cases: [(&str, Change); 9] = [
+        let changes: Changes<'_, KafkaConfig> = &[
             ("kafka.brokers", |c| c.brokers = Some(Vec::new())),
             ("kafka.brokers", |c| {
                 c.brokers = Some(vec!["kafka://a:1".to_owned()])
@@ -355,13 +351,7 @@ mod tests {
                 c.repartition_settle = Duration::from_secs(10)
             }),
         ];
-        KafkaConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = KafkaConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&KafkaConfig::default(), KafkaConfig::validate, changes);
     }
 
     #[test]

@@ -17,8 +17,8 @@ pub mod topics;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use waybill_config::ByteSize;
 use waybill_engine::ShardingScheme;
+use waybill_units::ByteSize;
 
 pub use config::{KafkaConfig, Properties};
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use waybill_units::duration_from_text;
 
 use super::installation::{Running, StartedInstallation, Starting};
 use crate::installation::Installation;
@@ -11,7 +12,7 @@ use crate::interrupt::{Interrupt, Interrupted};
 use crate::load::endpoint::Access;
 use crate::measure::{self, Options};
 use crate::model::Report;
-use crate::scenario::{Expect, Scenario, Transport, file, time};
+use crate::scenario::{Expect, Scenario, Transport, file};
 use crate::suite::warm_up;
 
 /// The default rate, in requests per second.
@@ -50,7 +51,7 @@ pub struct Arguments {
     seed: Option<u64>,
     /// How long to wait for operations to end after the last request, such as 90s; 0s measures only
     /// acceptance
-    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration_from_text)]
     wait: Option<Duration>,
     /// How requests must end; otherwise the exit code is 1
     #[arg(long, value_enum)]

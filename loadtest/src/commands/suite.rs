@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use waybill_units::duration_from_text;
 
 use super::installation::Starting;
 use crate::interrupt::Interrupt;
 use crate::model::Report;
 use crate::report::text;
-use crate::scenario::time;
 use crate::suite::contender::Contender;
 use crate::suite::{Long, Plan, Suite, goals};
 
@@ -35,7 +35,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=COMMAND", value_parser = Contender::parse)]
     peer: Vec<Contender>,
     /// Duration of the sustained 10,000/s, with --full
-    #[arg(long, value_name = "TIME", value_parser = time::parse, default_value = "10m", requires = "full")]
+    #[arg(long, value_name = "TIME", value_parser = duration_from_text, default_value = "10m", requires = "full")]
     sustained: Duration,
     /// Size of the backlog, with --full
     #[arg(
@@ -46,7 +46,7 @@ pub struct Arguments {
     )]
     backlog: u64,
     /// Duration of the soak, with --full
-    #[arg(long, value_name = "TIME", value_parser = time::parse, default_value = "1h", requires = "full")]
+    #[arg(long, value_name = "TIME", value_parser = duration_from_text, default_value = "1h", requires = "full")]
     soak: Duration,
     #[command(flatten)]
     starting: Starting,

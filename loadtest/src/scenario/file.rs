@@ -155,7 +155,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
     fn invalid_scenarios_are_refused_with_file_and_field() {
         for (from, to, field) in [
             ("rate: 5,", "rate: 0,", "phases[1].rate must be above 0"),
-            ("for: 2s", "for: 2", "(ms, s, m, h)"),
+            ("for: 2s", "for: 2", "a duration with its unit"),
             ("rate: 5,", "rate: 5, burst: 1,", "burst"),
             ("transport: http2", "transport: pigeon", "pigeon"),
             (

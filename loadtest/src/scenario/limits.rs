@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use waybill_units::{DurationText, optional_duration};
 
-use super::time;
 use crate::model::{BreakingPoint, Percentiles, Run, Sample};
 
 /// The limits of a run.
@@ -13,16 +13,16 @@ use crate::model::{BreakingPoint, Percentiles, Run, Sample};
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
     /// The median time to acceptance.
-    #[serde(deserialize_with = "time::read_option")]
+    #[serde(deserialize_with = "optional_duration")]
     pub acceptance_p50: Option<Duration>,
     /// The 99th percentile of the time to acceptance.
-    #[serde(deserialize_with = "time::read_option")]
+    #[serde(deserialize_with = "optional_duration")]
     pub acceptance_p99: Option<Duration>,
     /// The median end-to-end time.
-    #[serde(deserialize_with = "time::read_option")]
+    #[serde(deserialize_with = "optional_duration")]
     pub end_to_end_p50: Option<Duration>,
     /// The 99th percentile of the end-to-end time.
-    #[serde(deserialize_with = "time::read_option")]
+    #[serde(deserialize_with = "optional_duration")]
     pub end_to_end_p99: Option<Duration>,
     /// Good requests that were refused or not answered.
     pub refused: Option<u64>,
@@ -35,10 +35,10 @@ pub struct Limits {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Strain {
     /// The 99th percentile of the time to acceptance.
-    #[serde(deserialize_with = "time::read")]
+    #[serde(with = "DurationText")]
     pub acceptance_p99: Duration,
     /// The open work, as the time in which as much is offered.
-    #[serde(deserialize_with = "time::read")]
+    #[serde(with = "DurationText")]
     pub lag: Duration,
 }
 
@@ -65,8 +65,8 @@ impl Limits {
             .filter_map(|(name, limit, found)| {
                 let (limit, found) = (limit?, found?);
                 let is_broken = found > limit.as_secs_f64() * 1e3;
-                let limit = time::shown(limit);
-                is_broken.then(|| format!("{name} is {found:.1} ms, above the limit of {limit}"))
+                let limit = limit.as_millis();
+                is_broken.then(|| format!("{name} is {found:.1} ms, above the limit of {limit} ms"))
             })
             .collect();
         if let Some(limit) = self.memory_mib {

@@ -9,13 +9,13 @@ pub mod file;
 pub mod kind;
 pub mod limits;
 pub mod schedule;
-pub mod time;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use waybill_units::DurationText;
 
 use self::draw::Deck;
 use self::kind::Kind;
@@ -46,7 +46,7 @@ pub struct Scenario {
     /// The offered load, in consecutive phases.
     pub phases: Vec<Phase>,
     /// How long to wait for ends after the last intended time; with 0 only acceptance is measured.
-    #[serde(default = "drain", deserialize_with = "time::read")]
+    #[serde(default = "drain", with = "DurationText")]
     pub drain: Duration,
     /// The kinds of requests, with their weights.
     #[serde(default = "mix")]
@@ -83,7 +83,7 @@ pub struct Phase {
     #[serde(default)]
     pub rate_end: Option<f64>,
     /// The length.
-    #[serde(rename = "for", deserialize_with = "time::read")]
+    #[serde(rename = "for", with = "DurationText")]
     pub length: Duration,
     /// Tenants with their weights, in place of the scenario's.
     #[serde(default)]

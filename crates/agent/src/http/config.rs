@@ -8,7 +8,7 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
-use waybill_engine::DurationText;
+use waybill_units::DurationText;
 
 /// A file of agents.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]

@@ -169,6 +169,8 @@ impl EmailDelivery<'_> {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::super::message::tests::notice;
     use super::*;
     use crate::config::EmailTls;
@@ -245,8 +247,9 @@ mod tests {
 
     #[test]
     fn invalid_values_are_refused_by_key() {
-        type Change = fn(&mut OwnerEmailConfig);
-        let cases: [(&str, Change); 4] = [
+        let check =
+            |config: &OwnerEmailConfig| Outbound::email(config, Duration::from_secs(1)).map(drop);
+        let changes: Changes<'_, OwnerEmailConfig> = &[
             ("from contains", |c| c.from = "nobody".to_owned()),
             ("host must not be empty", |c| c.host.clear()),
             ("subject has the unknown placeholder", |c| {
@@ -256,14 +259,7 @@ mod tests {
                 c.text = Some("{{notice.text".to_owned())
             }),
         ];
-        for (expected, change) in cases {
-            let mut config = config();
-            change(&mut config);
-            let Err(error) = Outbound::email(&config, Duration::from_secs(1)) else {
-                panic!("{expected}");
-            };
-            assert!(error.to_string().starts_with(expected), "{error}");
-        }
+        assert_refused(&config(), check, changes);
         let sms = WebhookConfig {
             url: Some("https://sms.example/".into()),
             ..WebhookConfig::default()

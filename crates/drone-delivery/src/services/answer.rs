@@ -13,6 +13,7 @@ use hyper::{Response, StatusCode};
 use serde::Serialize;
 use tokio::sync::mpsc;
 use waybill_http::ArrivingBody;
+use waybill_http::problem::{FieldProblem, PROBLEM_JSON, ProblemDetails};
 
 use crate::field::FieldError;
 
@@ -148,28 +149,25 @@ impl Problem {
 
 impl From<Problem> for Answer {
     fn from(problem: Problem) -> Self {
-        #[derive(Serialize)]
-        struct Document<'a> {
-            r#type: String,
-            title: &'a str,
-            status: u16,
-            code: &'a str,
-            detail: &'a str,
-            #[serde(skip_serializing_if = "<[_]>::is_empty")]
-            errors: &'a [FieldError],
-        }
-
-        let body = to_json(&Document {
-            r#type: format!("urn:waybill:services:{}", problem.code),
-            title: problem.status.canonical_reason().unwrap_or("Problem"),
+        let named = problem.errors.into_iter();
+        let body = to_json(&ProblemDetails {
+            kind: format!("urn:waybill:services:{}", problem.code).into(),
+            title: problem
+                .status
+                .canonical_reason()
+                .unwrap_or("Problem")
+                .into(),
             status: problem.status.as_u16(),
-            code: problem.code,
-            detail: &problem.detail,
-            errors: &problem.errors,
+            detail: problem.detail,
+            errors: named
+                .map(|error| FieldProblem::new(error.pointer, error.detail))
+                .collect(),
+            id: None,
+            code: Some(problem.code.into()),
         });
         let mut answer = with_body(
             problem.status,
-            "application/problem+json",
+            PROBLEM_JSON,
             AnswerBody::Whole(Some(body.into())),
         );
         if let Some(allow) = problem.allow {

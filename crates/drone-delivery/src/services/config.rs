@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_host_and_port, check_range};
-use waybill_config::{ConfigError, units};
+use waybill_config::{ConfigError, ListenAddress};
 use waybill_http::limits;
 
 use super::faults::FaultsByService;
@@ -20,7 +20,7 @@ const CONNECTIONS_MIN: usize = 8;
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ServicesConfig {
     /// The address that they listen on; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The `host:port` of services in another process; `null` for those of this process, or at
     /// `listen`.
@@ -98,12 +98,13 @@ impl ServicesConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut ServicesConfig);
-        let cases: [(&str, Change); 6] = [
+        let changes: Changes<'_, ServicesConfig> = &[
             ("services.address", |c| {
                 c.address = Some("services".to_owned())
             }),
@@ -115,12 +116,10 @@ mod tests {
                 c.faults.drone.error_rate = 2.0;
             }),
         ];
-        ServicesConfig::default().validate().unwrap();
-        for (expected, change) in cases {
-            let mut config = ServicesConfig::default();
-            change(&mut config);
-            let refused = config.validate().expect_err(expected).to_string();
-            assert!(refused.starts_with(expected), "{expected}: {refused}");
-        }
+        assert_refused(
+            &ServicesConfig::default(),
+            ServicesConfig::validate,
+            changes,
+        );
     }
 }

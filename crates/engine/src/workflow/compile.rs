@@ -377,7 +377,7 @@ fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), Wor
 }
 
 /// The allowed values of a duration.
-const DURATION: &str = "more than 0 and at most 168h";
+const DURATION: &str = "more than 0 and at most 7d";
 
 fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowError> {
     let wrong = |field: &str, expected| {
@@ -419,7 +419,7 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
         );
     }
     if undo.settle > DURATION_MAX {
-        return wrong("compensation.settle", "at most 168h");
+        return wrong("compensation.settle", "at most 7d");
     }
     Ok(())
 }

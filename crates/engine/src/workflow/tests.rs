@@ -126,7 +126,7 @@ fn an_invalid_definition_is_refused_with_its_path() {
                 timeout: Duration::ZERO,
                 ..step("a")
             }],
-            "step \"a\": timeout must be more than 0 and at most 168h",
+            "step \"a\": timeout must be more than 0 and at most 7d",
         ),
         (
             vec![StepDefinition {
@@ -183,7 +183,7 @@ fn an_invalid_definition_is_refused_with_its_path() {
                 long_interval: Some(week),
                 ..RetryPolicy::default()
             })],
-            "retry.longInterval must be more than 0 and at most 168h",
+            "retry.longInterval must be more than 0 and at most 7d",
         ),
         (
             vec![retry(RetryPolicy {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, units};
+use waybill_config::ConfigError;
+use waybill_units::DurationText;
 
 /// The `auth` section. Authentication is on if it names a token file or a key file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -32,7 +33,7 @@ pub struct JwtConfig {
     /// The claim with the scopes: a list, or a text with spaces between them.
     pub scope_claim: String,
     /// How far the issuer's clock may differ from this machine's.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub clock_skew: Duration,
 }
 
@@ -101,43 +102,38 @@ const SKEW_MAX: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn invalid_settings_are_refused_with_their_key() {
-        type Change = fn(&mut JwtConfig);
-        let good = JwtConfig {
-            jwks_file: Some("keys.json".into()),
-            issuer: Some("https://id.example".to_owned()),
-            audience: Some("waybill".to_owned()),
-            ..JwtConfig::default()
+        AuthConfig::default().validate().unwrap();
+        let good = AuthConfig {
+            jwt: JwtConfig {
+                jwks_file: Some("keys.json".into()),
+                issuer: Some("https://id.example".to_owned()),
+                audience: Some("waybill".to_owned()),
+                ..JwtConfig::default()
+            },
+            ..AuthConfig::default()
         };
-        let check = |jwt| {
-            let auth = AuthConfig {
-                tokens_file: None,
-                jwt,
-            };
-            auth.validate().map_err(|error| error.to_string())
-        };
-        assert_eq!(check(good.clone()), Ok(()));
-        assert_eq!(check(JwtConfig::default()), Ok(()));
-        let cases: [(&str, Change); 6] = [
-            ("auth.jwt.issuer is required", |jwt| jwt.issuer = None),
-            ("auth.jwt.audience is required", |jwt| jwt.audience = None),
-            ("auth.jwt.audience is required", |jwt| {
-                jwt.audience = Some(String::new())
+        let changes: Changes<'_, AuthConfig> = &[
+            ("auth.jwt.issuer is required", |auth| auth.jwt.issuer = None),
+            ("auth.jwt.audience is required", |auth| {
+                auth.jwt.audience = None
             }),
-            ("auth.jwt.issuer and", |jwt| jwt.jwks_file = None),
-            ("auth.jwt.tenantClaim and", |jwt| jwt.scope_claim.clear()),
-            ("auth.jwt.clockSkew", |jwt| {
-                jwt.clock_skew = Duration::from_secs(601)
+            ("auth.jwt.audience is required", |auth| {
+                auth.jwt.audience = Some(String::new())
+            }),
+            ("auth.jwt.issuer and", |auth| auth.jwt.jwks_file = None),
+            ("auth.jwt.tenantClaim and", |auth| {
+                auth.jwt.scope_claim.clear()
+            }),
+            ("auth.jwt.clockSkew", |auth| {
+                auth.jwt.clock_skew = Duration::from_secs(601)
             }),
         ];
-        for (expected, change) in cases {
-            let mut jwt = good.clone();
-            change(&mut jwt);
-            let refused = check(jwt).unwrap_err();
-            assert!(refused.starts_with(expected), "{expected}: {refused}");
-        }
+        assert_refused(&good, AuthConfig::validate, changes);
     }
 }

@@ -1,13 +1,15 @@
 //! What is wrong with one part of a request, in the form of the `errors` of RFC 9457.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Names and details are cut off at this length.
 const TEXT_BYTES_MAX: usize = 512;
 
 /// An invalid part of a request: a field of its body, a query parameter or a header.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FieldProblem {
     /// A JSON pointer (RFC 6901) to the field of the body; empty for the whole body.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -19,9 +21,10 @@ pub struct FieldProblem {
     /// The name of the header, in place of `pointer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub header: Option<&'static str>,
+    pub header: Option<Cow<'static, str>>,
     /// What was expected.
-    #[schema(example = "must be one of Small, Medium, Large")]
+    #[serde(default)]
+    #[schema(required, example = "must be one of Small, Medium, Large")]
     pub detail: String,
 }
 
@@ -38,13 +41,17 @@ impl FieldProblem {
 
     /// The approximate size in bytes, in memory and in an answer.
     pub fn bytes(&self) -> usize {
-        let texts = [
+        size_of::<Self>() + self.place().len() + self.detail.len()
+    }
+
+    /// The field, parameter or header; empty for the whole body.
+    pub fn place(&self) -> &str {
+        let names = [
             self.pointer.as_deref(),
             self.parameter.as_deref(),
-            self.header,
+            self.header.as_deref(),
         ];
-        let names: usize = texts.into_iter().flatten().map(str::len).sum();
-        size_of::<Self>() + names + self.detail.len()
+        names.into_iter().flatten().next().unwrap_or_default()
     }
 
     /// Cuts off long texts: a name may be as long as the request.
@@ -74,7 +81,7 @@ impl FieldProblem {
         Self {
             pointer: None,
             parameter: None,
-            header: Some(name),
+            header: Some(name.into()),
             detail: detail.into(),
         }
     }

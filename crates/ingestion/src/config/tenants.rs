@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_api::tenant_limits::{Rate, TenantRates};
-use waybill_config::units;
+use waybill_config::numbers;
 
 /// The `http.tenantLimits` section.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -14,10 +14,10 @@ use waybill_config::units;
 pub struct TenantLimitsConfig {
     /// Requests per second of each tenant; requests without a tenant count as one. `null`: no
     /// limit.
-    #[serde(deserialize_with = "units::at_least_one_if_any")]
+    #[serde(deserialize_with = "numbers::at_least_one_if_any")]
     pub per_second: Option<NonZeroU32>,
     /// The largest burst of a tenant, in requests; `null`: as many as in a second.
-    #[serde(deserialize_with = "units::at_least_one_if_any")]
+    #[serde(deserialize_with = "numbers::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
     /// The limits of single tenants, by name.
     pub tenants: BTreeMap<String, TenantLimit>,
@@ -28,10 +28,10 @@ pub struct TenantLimitsConfig {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimit {
     /// Sustained requests per second.
-    #[serde(deserialize_with = "units::at_least_one")]
+    #[serde(deserialize_with = "numbers::at_least_one")]
     pub per_second: NonZeroU32,
     /// The largest burst, in requests; `null`: as many as in a second.
-    #[serde(default, deserialize_with = "units::at_least_one_if_any")]
+    #[serde(default, deserialize_with = "numbers::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
 }
 

@@ -3,11 +3,12 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use waybill_config::ConfigError;
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, check_range_because, require};
-use waybill_config::{ByteSize, ConfigError};
 use waybill_engine::INPUT_BYTES_MAX;
 use waybill_http::json::DEPTH_LIMIT_MAX;
 use waybill_http::limits;
+use waybill_units::ByteSize;
 
 use super::HttpConfig;
 use crate::settings::IngestionSettings;
@@ -191,12 +192,13 @@ impl HttpConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut HttpConfig);
-        let cases: [(&str, Change); 28] = [
+        let changes: Changes<'_, HttpConfig> = &[
             ("http.requestsMax", |c| c.requests_max = 0),
             ("http.requestsMax", |c| c.requests_max = usize::MAX),
             ("http.producerQueueRecordsMax", |c| {
@@ -265,12 +267,6 @@ mod tests {
                 c.producer_queue_records_max = 999
             }),
         ];
-        HttpConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = HttpConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&HttpConfig::default(), HttpConfig::validate, changes);
     }
 }

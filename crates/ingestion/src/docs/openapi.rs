@@ -26,7 +26,7 @@ use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{Contact, Priority};
 use waybill_http::auth::{Denied, Scope};
 use waybill_http::media_type::{JSON, NDJSON};
-use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
+use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem, ProblemDetails};
 
 use self::examples::{
     ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
@@ -152,7 +152,7 @@ pub fn document(is_guarded: bool) -> String {
     add_schema::<BatchLine<'_>>(&mut schemas);
     add_schema::<DeliveryRequest>(&mut schemas);
     schemas.push((NEW_DELIVERY.to_owned(), new_delivery()));
-    add_schema::<Problem>(&mut schemas);
+    add_schema::<ProblemDetails<'_>>(&mut schemas);
     ops::add_schemas(&mut schemas);
     let components = ComponentsBuilder::new().schemas_from_iter(schemas);
     let mut document = OpenApiBuilder::new()
@@ -314,8 +314,8 @@ fn refusal(kind: Kind) -> Response {
     let response = ResponseBuilder::new().description(kind.title()).content(
         PROBLEM_JSON,
         content(
-            reference::<Problem>(),
-            serde_json::to_value(&example).unwrap_or_default(),
+            reference::<ProblemDetails<'_>>(),
+            serde_json::to_value(example.details()).unwrap_or_default(),
         ),
     );
     match example.retry_after() {

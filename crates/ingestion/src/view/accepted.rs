@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{OperationId, OperationRow};
-use waybill_http::problem::Problem;
+use waybill_http::problem::ProblemDetails;
 
 /// The answer to an accepted request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -71,8 +71,7 @@ pub struct BatchLine<'a> {
     pub location: Option<&'a str>,
     /// Why the line was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Problem>)]
-    pub problem: Option<&'a Problem>,
+    pub problem: Option<ProblemDetails<'a>>,
     /// The number of the line in the batch, from 1; blank lines count. If the batch ended early:
     /// the number of the first line that was not read.
     #[schema(example = 1)]

@@ -6,7 +6,7 @@ use waybill_clock::time_text;
 use waybill_engine::{OperationRow, StepProgress, Timestamp, Workflows};
 use waybill_store::AttentionEntry;
 
-use super::{failure, workflow_version};
+use super::workflow_version;
 use crate::refusals;
 
 /// The most items of a page.
@@ -23,7 +23,7 @@ pub fn item_of_row(
     now: Timestamp,
 ) -> ItemView {
     let (created, state) = (&row.created, &row.state);
-    let failure = failure(state);
+    let failure = state.failure();
     let lagging = lagging_step(row);
     let step = match failure {
         Some(failure) => failure.step.clone(),

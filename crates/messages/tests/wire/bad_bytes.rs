@@ -10,8 +10,8 @@ use waybill_engine::{
     Outcome, OwnerNotice, Recovery, RecoveryVerb, StepReply, StepRequest,
 };
 use waybill_messages::{
-    ASKED_BY_BYTES_MAX, DecodeError, REASON_BYTES_MAX, Record, SchemaId, VALUE_BYTES_MAX,
-    WriterSchema,
+    ASKED_BY_BYTES_MAX, DecodeError, FieldError, REASON_BYTES_MAX, Record, SchemaId,
+    VALUE_BYTES_MAX, WriterSchema,
 };
 
 fn encoded(value: &impl Record) -> Vec<u8> {
@@ -242,11 +242,12 @@ fn counters_below_zero_are_errors() {
     reply[attempt_at] = 3;
     assert_eq!(
         StepReply::decode(&reply),
-        Err(DecodeError::OutOfRange {
+        Err(FieldError::OutOfRange {
             record: "step-reply",
             field: "attempt",
             value: -2
-        })
+        }
+        .into())
     );
 }
 
@@ -258,11 +259,12 @@ fn a_budget_below_zero_is_an_error() {
             "budget_ms",
             Value::Union(1, Box::new(Value::Long(-1)))
         ),
-        Err(DecodeError::OutOfRange {
+        Err(FieldError::OutOfRange {
             record: "recovery",
             field: "budget_ms",
             value: -1
-        })
+        }
+        .into())
     );
 }
 
@@ -294,12 +296,13 @@ fn texts_beyond_their_limit_are_errors() {
     ] {
         assert_eq!(
             read_with(&samples::recovery(), field, text(bytes_max)),
-            Err(DecodeError::TooLong {
+            Err(FieldError::TooLong {
                 record: "recovery",
                 field,
                 bytes: bytes_max + 1,
                 bytes_max
-            })
+            }
+            .into())
         );
     }
     let error = read_amended(&samples::reschedule(), "reason", text(REASON_BYTES_MAX)).unwrap_err();

@@ -16,8 +16,8 @@ use waybill_engine::{
     StepRequest,
 };
 use waybill_messages::{
-    DecodeError, EncodeError, Frame, Framing, Lookup, RECORD_SCHEMAS, Record, RecordKind, SchemaId,
-    SchemaIds, WriterSchema,
+    DecodeError, EncodeError, FieldError, Frame, Framing, Lookup, RECORD_SCHEMAS, Record,
+    RecordKind, SchemaId, SchemaIds, WriterSchema,
 };
 
 fn schemas_dir() -> PathBuf {
@@ -50,21 +50,23 @@ fn too_many_or_too_long_contacts_are_poison() {
     };
     assert_eq!(
         with(vec!["tel:+1".to_owned(); 5]),
-        Err(DecodeError::TooMany {
+        Err(FieldError::TooMany {
             record: "owner-notice",
             field: "contacts",
             values: 5,
             values_max: 4
-        })
+        }
+        .into())
     );
     assert_eq!(
         with(vec!["x".repeat(321)]),
-        Err(DecodeError::TooLong {
+        Err(FieldError::TooLong {
             record: "owner-notice",
             field: "contacts",
             bytes: 321,
             bytes_max: 320
-        })
+        }
+        .into())
     );
 }
 

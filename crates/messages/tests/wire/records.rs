@@ -15,8 +15,8 @@ use waybill_engine::{
     RecoveryVerb, StatusKind, StepReply, StepRequest, StepState, Timestamp,
 };
 use waybill_messages::{
-    ASKED_BY_BYTES_MAX, DecodeError, EncodeError, REASON_BYTES_MAX, RECORD_SCHEMAS, Record,
-    VALUE_BYTES_MAX, WriterSchema,
+    ASKED_BY_BYTES_MAX, DecodeError, EncodeError, FieldError, REASON_BYTES_MAX, RECORD_SCHEMAS,
+    Record, VALUE_BYTES_MAX, WriterSchema,
 };
 
 fn encoded(value: &impl Record) -> Vec<u8> {
@@ -431,11 +431,12 @@ fn a_failed_encoding_leaves_the_output_unchanged() {
     };
     assert_eq!(
         large.encode(&mut bytes),
-        Err(EncodeError::OutOfRange {
+        Err(FieldError::OutOfRange {
             record: "step-request",
             field: "attempt",
-            value: u64::from(u32::MAX)
-        })
+            value: u32::MAX.into()
+        }
+        .into())
     );
     let large = OperationRequest::Create(CreateRequest {
         input: vec![0; VALUE_BYTES_MAX],
@@ -451,11 +452,12 @@ fn a_failed_encoding_leaves_the_output_unchanged() {
     }
     assert_eq!(
         long.encode(&mut bytes),
-        Err(EncodeError::OutOfRange {
+        Err(FieldError::OutOfRange {
             record: "recovery",
             field: "budget_ms",
-            value: u64::MAX
-        })
+            value: u64::MAX.into()
+        }
+        .into())
     );
     let wordy = OperationRequest::Amend(AmendRequest {
         reason: "x".repeat(REASON_BYTES_MAX + 1),
@@ -472,12 +474,13 @@ fn a_failed_encoding_leaves_the_output_unchanged() {
     };
     assert_eq!(
         nameless.encode(&mut bytes),
-        Err(EncodeError::TooLong {
+        Err(FieldError::TooLong {
             record: "recovery",
             field: "asked_by",
             bytes: ASKED_BY_BYTES_MAX + 1,
             bytes_max: ASKED_BY_BYTES_MAX
-        })
+        }
+        .into())
     );
     let too_many = OwnerNotice {
         contacts: vec![Contact::new("tel:+1"); Contact::COUNT_MAX + 1],
@@ -494,12 +497,13 @@ fn a_failed_encoding_leaves_the_output_unchanged() {
     });
     assert_eq!(
         verbose.encode(&mut bytes),
-        Err(EncodeError::TooLong {
+        Err(FieldError::TooLong {
             record: "operation-request",
             field: "notify",
             bytes: Contact::BYTES_MAX + 1,
             bytes_max: Contact::BYTES_MAX
-        })
+        }
+        .into())
     );
     assert_eq!(bytes, b"before");
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, require};
-use waybill_config::{ByteSize, ConfigError, units};
+use waybill_config::{ConfigError, ListenAddress};
 use waybill_connections::share_of_one_address;
 use waybill_http::{TlsConfig, limits};
+use waybill_units::{ByteSize, DurationText};
 
 /// Bodies for the admin port are small.
 const BODY_BYTES: RangeInclusive<ByteSize> = ByteSize::kib(1)..=ByteSize::mib(1);
@@ -20,7 +21,7 @@ const BODY_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AdminConfig {
     /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
-    #[schemars(with = "units::ListenAddress")]
+    #[schemars(with = "ListenAddress")]
     pub listen: SocketAddr,
     /// The certificate of the listener.
     pub tls: TlsConfig,
@@ -44,12 +45,12 @@ pub struct AdminConfig {
     /// The most header fields of a request.
     pub headers_max: usize,
     /// How long a client may take to send a request's head.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub header_read_timeout: Duration,
     /// The largest body.
     pub body_bytes_max: ByteSize,
     /// How long a body may take to arrive.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub body_timeout: Duration,
 }
 
@@ -123,12 +124,13 @@ impl AdminConfig {
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut AdminConfig);
-        let cases: [(&str, Change); 16] = [
+        let changes: Changes<'_, AdminConfig> = &[
             ("admin.requestsMax", |c| c.requests_max = 0),
             ("admin.headerBytesMax", |c| {
                 c.header_bytes_max = ByteSize::bytes(0)
@@ -166,12 +168,6 @@ mod tests {
                 c.tls.key_file = Some("/a.key".into())
             }),
         ];
-        AdminConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = AdminConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&AdminConfig::default(), AdminConfig::validate, changes);
     }
 }

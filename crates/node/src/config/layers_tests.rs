@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use waybill_config::{ByteSize, Environment, FileError, parse_over_defaults, variables};
+use waybill_config::{Environment, FileError, parse_over_defaults, variables};
 use waybill_scheduler::PartitionChoice;
+use waybill_units::ByteSize;
 
 use super::*;
 use crate::telemetry::LogFormat;

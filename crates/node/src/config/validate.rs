@@ -54,19 +54,14 @@ fn check_common(config: &Config) -> Result<(), ConfigError> {
 
 #[cfg(test)]
 mod tests {
-    use waybill_config::ByteSize;
+    use waybill_config::testing::{Changes, assert_refused};
+    use waybill_units::ByteSize;
 
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid() {
-        check(&Config::default()).unwrap();
-    }
-
-    #[test]
     fn invalid_values_are_refused_by_key() {
-        type Change = fn(&mut Config);
-        let cases: [(&str, Change); 24] = [
+        let changes: Changes<'_, Config> = &[
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("dataDir", |c| c.data_dir = "".into()),
@@ -120,11 +115,6 @@ mod tests {
             }),
             ("broker.partitionsMax", |c| c.broker.partitions_max = 59),
         ];
-        for (key, change) in cases {
-            let mut config = Config::default();
-            change(&mut config);
-            let error = check(&config).expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&Config::default(), check, changes);
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use waybill_engine::PartitionId;
 use waybill_messages::headers;
 use waybill_node::config::Config;
-use waybill_telemetry::visible::{escaped, to_json};
+use waybill_telemetry::visible::escaped;
 
 use super::dead_letter::{DeadLetter, Position};
 use super::receipts::{Receipts, is_receipt};
@@ -146,10 +146,7 @@ impl<W: Write> Page<W> {
             self.heading()?;
         }
         let row = Row::of(&dead_letter);
-        match self.output {
-            Output::Json => writeln!(self.out, "{}", to_json(&row)?)?,
-            Output::Table => writeln!(self.out, "{row}")?,
-        }
+        writeln!(self.out, "{}", self.output.text(&row)?)?;
         self.last = Some(dead_letter.position);
         Ok(ControlFlow::Continue(()))
     }

@@ -6,7 +6,6 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
-use waybill_telemetry::visible::to_json;
 
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, chosen};
@@ -32,10 +31,7 @@ impl TopicsArgs {
         }
         for (topic, &partitions) in &found.topics {
             let row = Row::of(&connection, topic, partitions)?;
-            match self.output {
-                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
-                Output::Table => writeln!(out, "{row}")?,
-            }
+            writeln!(out, "{}", self.output.text(&row)?)?;
         }
         if found.topics.is_empty() && found.forbidden.is_empty() {
             eprintln!("no dead-letter topics");

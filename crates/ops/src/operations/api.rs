@@ -12,15 +12,17 @@ use bytes::Bytes;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 use waybill_api::view::{OperationView, VerbAcceptedView};
+use waybill_http::problem::{Kind, ProblemDetails};
 use waybill_telemetry::VERSION;
 use waybill_telemetry::visible::escaped;
 
 use self::path::{OPERATIONS, path_of, query_of, tenant_pair};
 use super::OpsError;
-use super::wire::{Page, Problem};
 use crate::access::{AccessArgs, Silence};
 use crate::address::ApiAddress;
 
@@ -42,14 +44,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const FIELDS_SHOWN_MAX: usize = 10;
 
 const JSON: &str = "application/json";
-/// The problem type for an unknown operation. Any other 404 is about the address.
-const UNKNOWN: &str = "/problems/unknown-or-expired";
-
-/// The problem type for an unknown address.
-const NOT_FOUND: &str = "/problems/not-found";
-
-/// The problem type for an overloaded API.
-const OVERLOADED: &str = "/problems/overloaded";
 
 /// Why the API gave no usable answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,13 +131,15 @@ impl ApiError {
     }
 
     fn of_answer(status: StatusCode, body: &[u8], address: &ApiAddress) -> Self {
-        let problem: Problem = serde_json::from_slice(body).unwrap_or_default();
+        let problem = ProblemDetails::read(body);
+        let is = |kind: Kind| problem.kind == kind.uri();
         let fault = match status {
-            StatusCode::NOT_FOUND if problem.r#type == UNKNOWN => Fault::Unknown,
+            // Any other 404 is about the address.
+            StatusCode::NOT_FOUND if is(Kind::UnknownOrExpired) => Fault::Unknown,
             StatusCode::CONFLICT => Fault::Refused,
             StatusCode::FORBIDDEN => Fault::Forbidden,
             StatusCode::INTERNAL_SERVER_ERROR => Fault::Broken,
-            StatusCode::SERVICE_UNAVAILABLE if problem.r#type == OVERLOADED => Fault::Overloaded,
+            StatusCode::SERVICE_UNAVAILABLE if is(Kind::Overloaded) => Fault::Overloaded,
             status if status.is_client_error() => Fault::Wrong,
             _ => Fault::Unavailable,
         };
@@ -152,8 +148,7 @@ impl ApiError {
             text.push_str(" (--token-file)");
         }
         // Another server may be at the address.
-        let says_nothing = problem.detail.is_empty() && problem.title.is_empty();
-        if says_nothing || problem.r#type == NOT_FOUND {
+        if problem.explanation().is_none() || is(Kind::NotFound) {
             let origin = address.origin();
             text = format!(
                 "{address} answers {status}: {text} Check that this is the API's address ({origin})"
@@ -168,6 +163,13 @@ pub(super) struct Found {
     /// The JSON of the answer.
     pub(super) json: Bytes,
     pub(super) operation: OperationView,
+}
+
+/// A page of a list. Its items are shown as they are.
+#[derive(Debug, Deserialize)]
+pub(super) struct Page {
+    pub(super) items: Vec<Box<RawValue>>,
+    pub(super) next: Option<String>,
 }
 
 /// The answer to a verb.
@@ -413,20 +415,16 @@ fn pause_of(response: &Response) -> Duration {
         .min(PAUSE_MAX)
 }
 
-fn problem_text(status: StatusCode, problem: &Problem) -> String {
-    let text = match (problem.detail.as_str(), problem.title.as_str()) {
-        ("", "") => "No reason given.".to_owned(),
-        ("", title) => title.to_owned(),
-        (detail, _) => detail.to_owned(),
-    };
+fn problem_text(status: StatusCode, problem: &ProblemDetails<'_>) -> String {
+    let text = problem.explanation().unwrap_or("No reason given.");
     // The problem's type is enough for a missing permission.
     let by_type = || {
-        let name = problem.r#type.strip_prefix("/problems/");
+        let name = problem.kind.strip_prefix("/problems/");
         name.filter(|_| status == StatusCode::FORBIDDEN)
     };
     let mut text = match problem.code.as_deref().or_else(by_type) {
         Some(code) => format!("{code}: {text}"),
-        None => text,
+        None => text.to_owned(),
     };
     for field in problem.errors.iter().take(FIELDS_SHOWN_MAX) {
         let message = format!("{} {}", field.place(), field.detail);
@@ -474,7 +472,7 @@ mod tests {
 
     #[test]
     fn only_errors_of_one_operation_let_a_run_continue() {
-        let unknown = format!(r#"{{"type": "{UNKNOWN}"}}"#);
+        let unknown = format!(r#"{{"type": "{}"}}"#, Kind::UnknownOrExpired.uri());
         for (status, body, about_one) in [
             (404, &*unknown, true),
             (404, "", false),

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
-use waybill_config::duration_from_text;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 use waybill_telemetry::visible::is_name;
+use waybill_units::duration_from_text;
 
 use super::OpsError;
 use super::api::Api;

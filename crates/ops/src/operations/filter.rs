@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use waybill_config::duration_from_text;
 use waybill_engine::ProcessState;
+use waybill_units::duration_from_text;
 
 /// The state in lists of an operation whose row cannot be read.
 const UNREADABLE: &str = "Unreadable";

@@ -19,8 +19,8 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
 use waybill_api::view::{ItemView, OperationView};
-use waybill_config::duration_from_text;
 use waybill_telemetry::visible::to_json;
+use waybill_units::duration_from_text;
 
 use self::tally::Tally;
 use super::OpsError;

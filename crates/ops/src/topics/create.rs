@@ -8,7 +8,6 @@ use serde::Serialize;
 use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
 use waybill_store::{CqlProblem, SchemaError, StoreError};
-use waybill_telemetry::visible::to_json;
 use waybill_topology::topics::{Outcome, explained, make, missing};
 
 use super::Site;
@@ -48,10 +47,7 @@ impl CreateArgs {
         }
         for (topic, outcome) in site.needed.iter().zip(outcomes) {
             let row = Row::new(&topic.spec, outcome);
-            match self.output {
-                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
-                Output::Table => writeln!(out, "{row}")?,
-            }
+            writeln!(out, "{}", self.output.text(&row)?)?;
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use reqwest::Client;
 use serde_json::json;
-use waybill_config::duration_to_text;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_node::workflows::load_workflows;
@@ -17,6 +16,7 @@ use waybill_store::{CqlStore, LayoutError};
 use waybill_topology::PARTITIONS_MAX;
 use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionView};
 use waybill_topology::shards::show::{LayoutView, Shards};
+use waybill_units::duration_to_text;
 
 use crate::access::AdminArgs;
 use crate::admin_port::{self, Refused, Unreachable};
@@ -114,7 +114,7 @@ impl GrowArgs {
         progress: &Progress,
     ) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/partitions")?;
-        let client = admin_port::client(&self.admin.access)?;
+        let client = admin_port::client(&self.admin.access, admin_port::PATIENCE)?;
         self.begin(&url, &client).await?;
         loop {
             let view: RepartitionView = match admin_port::answered(&url, client.get(&url)).await {

@@ -7,10 +7,11 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{
-    BOTH_OR_NEITHER, NOT_ZERO, check_host_and_port, check_range_because, check_request_timeout,
-    require,
+    BOTH_OR_NEITHER, check_host_and_port, check_not_zero, check_range_because,
+    check_request_timeout, require,
 };
-use waybill_config::{ConfigError, Secret, SecretFiles, units};
+use waybill_config::{ConfigError, Secret, SecretFiles, numbers};
+use waybill_units::DurationText;
 
 use crate::cql::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 
@@ -44,19 +45,19 @@ pub struct ScyllaConfig {
     /// The number of replicas of each row in each datacentre, for a keyspace that is created.
     pub replication_factor: u8,
     /// Connections to each shard of each node (Cassandra: to each node).
-    #[serde(deserialize_with = "units::at_least_one")]
+    #[serde(deserialize_with = "numbers::at_least_one")]
     pub connections_per_shard: NonZeroUsize,
     /// The time limit of one request.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub request_timeout: Duration,
     /// How long a request without an answer is retried before it counts as failed.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub patience: Duration,
     /// Requests under way at once.
-    #[serde(deserialize_with = "units::at_least_one")]
+    #[serde(deserialize_with = "numbers::at_least_one")]
     pub in_flight_max: NonZeroUsize,
     /// How long the deadline index keeps an entry: all supervisors may be down for this long.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub due_index_retention: Duration,
 }
 
@@ -181,16 +182,14 @@ impl ScyllaConfig {
             "store.scylla.caFile",
             "requires store.scylla.tls",
         )?;
-        require(
-            self.replication_factor > 0,
-            "store.scylla.replicationFactor",
-            NOT_ZERO,
-        )
+        check_not_zero("store.scylla.replicationFactor", self.replication_factor)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
@@ -243,8 +242,7 @@ mod tests {
 
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
-        type Change = fn(&mut ScyllaConfig);
-        let cases: [(&str, Change); 8] = [
+        let changes: Changes<'_, ScyllaConfig> = &[
             ("store.scylla.nodes", |c| {
                 c.nodes = Some(vec!["db.example".to_owned()])
             }),
@@ -266,13 +264,7 @@ mod tests {
                 c.due_index_retention = Duration::from_secs(60);
             }),
         ];
-        ScyllaConfig::default().validate().unwrap();
-        for (key, change) in cases {
-            let mut config = ScyllaConfig::default();
-            change(&mut config);
-            let error = config.validate().expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&ScyllaConfig::default(), ScyllaConfig::validate, changes);
     }
 
     #[test]

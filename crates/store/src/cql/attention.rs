@@ -304,17 +304,8 @@ pub(super) async fn numbers(
     select: &PreparedStatement,
     values: impl SerializeRow,
 ) -> Result<Vec<i64>, StoreError> {
-    let rows = link
-        .repeat(ACTION, || link.session.execute_unpaged(select, &values))
-        .await?
-        .into_rows_result()
-        .map_err(|error| StoreError::unavailable(ACTION, error))?;
-    let rows = rows
-        .rows::<(i64,)>()
-        .map_err(|error| StoreError::unavailable(ACTION, error))?;
-    rows.map(|row| row.map(|(number,)| number))
-        .collect::<Result<_, _>>()
-        .map_err(|error| StoreError::unavailable(ACTION, error))
+    let rows: Vec<(i64,)> = link.rows(ACTION, select, values).await?;
+    Ok(rows.into_iter().map(|(number,)| number).collect())
 }
 
 /// The first possible entry of a day, or the last.

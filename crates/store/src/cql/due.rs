@@ -136,18 +136,11 @@ impl Due {
         link: &Link,
         index_shard: PartitionId,
     ) -> Result<Option<DueBucket>, StoreError> {
-        const ACTION: &str = "reading a sweep cursor";
         let values = (i64::from(index_shard.0),);
-        let read = || link.session.execute_unpaged(&self.select_cursor, values);
-        let rows = link
-            .repeat(ACTION, read)
-            .await?
-            .into_rows_result()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let row = rows
-            .maybe_first_row::<(i64,)>()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        Ok(row.map(|(bucket,)| DueBucket(bucket)))
+        let mut rows: Vec<(i64,)> = link
+            .rows("reading a sweep cursor", &self.select_cursor, values)
+            .await?;
+        Ok(rows.pop().map(|(bucket,)| DueBucket(bucket)))
     }
 
     /// Moves an index shard's cursor, if that is forward.

@@ -99,17 +99,9 @@ impl Layouts {
         link: &Link,
         select: &PreparedStatement,
     ) -> Result<Option<(Layout, String)>, StoreError> {
-        const ACTION: &str = "reading the layout";
-        let read = || link.session.execute_unpaged(select, (NAME,));
-        let rows = link
-            .repeat(ACTION, read)
-            .await?
-            .into_rows_result()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let row = rows
-            .maybe_first_row::<(Option<Vec<u8>>, Option<String>)>()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let Some((body, datacenter)) = row else {
+        let mut rows: Vec<(Option<Vec<u8>>, Option<String>)> =
+            link.rows("reading the layout", select, (NAME,)).await?;
+        let Some((body, datacenter)) = rows.pop() else {
             return Ok(None);
         };
         let layout = codec::layout(&body.unwrap_or_default());

@@ -205,18 +205,9 @@ impl Leases {
         select: &PreparedStatement,
         lease: LeaseKey,
     ) -> Result<Option<Stored>, StoreError> {
-        const ACTION: &str = "reading a lease";
-        let values = key(lease);
-        let read = || link.session.execute_unpaged(select, &values);
-        let rows = link
-            .repeat(ACTION, read)
-            .await?
-            .into_rows_result()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let row = rows
-            .maybe_first_row::<(Option<Vec<u8>>, Option<String>)>()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let Some((body, datacenter)) = row else {
+        let mut rows: Vec<(Option<Vec<u8>>, Option<String>)> =
+            link.rows("reading a lease", select, key(lease)).await?;
+        let Some((body, datacenter)) = rows.pop() else {
             return Ok(None);
         };
         let (body, datacenter) = (body.unwrap_or_default(), datacenter.unwrap_or_default());

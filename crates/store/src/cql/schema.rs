@@ -32,6 +32,7 @@ use scylla::response::query_result::QueryResult;
 use scylla::statement::unprepared::Statement;
 use scylla::value::{CqlValue, Row};
 
+use super::answer::decode;
 use super::clocks::clocks;
 use super::config::{CqlConfig, CqlReplication};
 use super::link::{Failure, Link, failure};
@@ -330,7 +331,7 @@ fn first(version: Vec<(String,)>) -> String {
 async fn commitlog_sync(session: &Session) -> Result<Option<String>, StoreError> {
     let setting = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'";
     let value: Vec<(String,)> = match ask(session, setting).await {
-        Ok(answer) => decode(answer)?,
+        Ok(answer) => decode(ASKING, answer)?,
         Err(error) if failure(&error) == Failure::Refused => return Ok(None),
         Err(error) => return Err(StoreError::unavailable(ASKING, error)),
     };
@@ -395,7 +396,7 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
         Err(error) if failure(&error) == Failure::Refused => return Ok(None),
         Err(error) => return Err(StoreError::unavailable(ASKING, error)),
     };
-    let versions: Vec<(i32,)> = decode(answer)?;
+    let versions: Vec<(i32,)> = decode(ASKING, answer)?;
     Ok(versions
         .first()
         .map(|(version,)| u32::try_from(*version).unwrap_or(0)))
@@ -414,7 +415,10 @@ where
     R: for<'frame> DeserializeRow<'frame, 'frame>,
 {
     let answer = ask(session, statement).await;
-    decode(answer.map_err(|error| StoreError::unavailable(ASKING, error))?)
+    decode(
+        ASKING,
+        answer.map_err(|error| StoreError::unavailable(ASKING, error))?,
+    )
 }
 
 /// Tries a query a few times, unless it is refused: a server that is changing its tables may not
@@ -434,18 +438,4 @@ async fn ask(
             answer => return answer,
         }
     }
-}
-
-fn decode<R>(answer: QueryResult) -> Result<Vec<R>, StoreError>
-where
-    R: for<'frame> DeserializeRow<'frame, 'frame>,
-{
-    let rows = answer
-        .into_rows_result()
-        .map_err(|error| StoreError::unavailable(ASKING, error))?;
-    let rows = rows
-        .rows::<R>()
-        .map_err(|error| StoreError::unavailable(ASKING, error))?;
-    rows.collect::<Result<_, _>>()
-        .map_err(|error| StoreError::unavailable(ASKING, error))
 }

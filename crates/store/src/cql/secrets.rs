@@ -67,17 +67,10 @@ impl Secrets {
         link: &Link,
         select: &PreparedStatement,
     ) -> Result<Option<ReplyKey>, StoreError> {
-        const ACTION: &str = "reading the reply key";
-        let read = || link.session.execute_unpaged(select, (REPLY_KEY,));
-        let rows = link
-            .repeat(ACTION, read)
-            .await?
-            .into_rows_result()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let row = rows
-            .maybe_first_row::<(Option<Vec<u8>>,)>()
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
-        let Some((value,)) = row else {
+        let mut rows: Vec<(Option<Vec<u8>>,)> = link
+            .rows("reading the reply key", select, (REPLY_KEY,))
+            .await?;
+        let Some((value,)) = rows.pop() else {
             return Ok(None);
         };
         let key = codec::reply_key(&value.unwrap_or_default());

@@ -13,7 +13,7 @@ use waybill_api::view::ErrorView;
 use waybill_clock::time_text;
 use waybill_engine::{OperationId, OperationRow, ProcessState, StepState, Timestamp};
 
-use crate::view::{EventView, failure};
+use crate::view::EventView;
 
 /// The most steps that an id may name: the most that a workflow may have.
 const STEPS_MAX: usize = 64;
@@ -85,7 +85,7 @@ impl EventCursor {
         if state.state.is_final() && !is_sent {
             self.state = Some(state.state);
             let data = EventView {
-                error: failure(state).map(ErrorView::of_operation),
+                error: state.failure().map(ErrorView::of_operation),
                 ..of_operation(id, "final", state.state.as_str(), Some(state.updated_at))
             };
             events.push(piece(Some(self), &data));

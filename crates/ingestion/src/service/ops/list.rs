@@ -20,10 +20,11 @@ use hyper::{StatusCode, header};
 use uuid::Uuid;
 use waybill_api::view::{ItemView, ListView};
 use waybill_clock::wall_clock;
-use waybill_engine::{OperationRow, ProcessState, Timestamp, Workflows, parse_duration};
+use waybill_engine::{OperationRow, ProcessState, Timestamp, Workflows};
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
+use waybill_units::duration_from_text;
 
 use self::cursor::{ShownCursor, of_text, to_text};
 use crate::service::{Api, OF_LIST, QueryErrors, Reply, json, pairs, set_static};
@@ -238,9 +239,9 @@ impl Asked {
                     "false" => filter.wants_abandoned = false,
                     _ => errors.wrong(name, "must be true or false"),
                 },
-                "olderThan" => match parse_duration(&value) {
+                "olderThan" => match duration_from_text(&value) {
                     Ok(duration) => older_than = Some(duration),
-                    Err(_) => errors.wrong(name, "must be a duration such as 90s, 10m or 24h"),
+                    Err(error) => errors.wrong(name, error.to_string()),
                 },
                 "limit" => match value.parse() {
                     Ok(number) if (1..=PAGE_ITEMS_MAX).contains(&number) => limit = number,

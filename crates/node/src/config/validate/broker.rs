@@ -3,10 +3,11 @@
 //! Why it exists: with lower limits the broker closes connections of the roles, or refuses their
 //! groups and topics, and the process never becomes ready.
 
+use waybill_config::ConfigError;
 use waybill_config::checks::{check_range_because, require};
-use waybill_config::{ByteSize, ConfigError};
 use waybill_engine::Workflows;
 use waybill_topology::topics::{disk_bytes_min, partitions_needed};
+use waybill_units::ByteSize;
 
 use super::Config;
 

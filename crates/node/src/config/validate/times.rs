@@ -1,8 +1,9 @@
 //! Times of several sections that must fit together.
 
+use waybill_config::ConfigError;
 use waybill_config::checks::require;
-use waybill_config::{ConfigError, duration_to_text};
 use waybill_topology::lease::check_lease_and_margin;
+use waybill_units::duration_to_text;
 
 use super::Config;
 
@@ -63,12 +64,13 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
 mod tests {
     use std::time::Duration;
 
+    use waybill_config::testing::{Changes, assert_refused};
+
     use super::*;
 
     #[test]
     fn times_that_do_not_fit_others_are_refused_by_key() {
-        type Change = fn(&mut Config);
-        let cases: [(&str, Change); 6] = [
+        let changes: Changes<'_, Config> = &[
             ("store.scylla.requestTimeout", |c| {
                 c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
                 c.store.scylla.request_timeout = c.scheduler.lease;
@@ -90,12 +92,6 @@ mod tests {
                 |c| c.supervisor.lease = Duration::from_secs(2),
             ),
         ];
-        check(&Config::default()).unwrap();
-        for (key, change) in cases {
-            let mut config = Config::default();
-            change(&mut config);
-            let error = check(&config).expect_err(key).to_string();
-            assert!(error.starts_with(key), "{key}: {error}");
-        }
+        assert_refused(&Config::default(), check, changes);
     }
 }

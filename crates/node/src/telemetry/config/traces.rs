@@ -10,8 +10,9 @@ use reqwest::{Certificate, Client, Url};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::checks::{check_range, check_request_timeout};
-use waybill_config::{ConfigError, file_permissions, read_text, units};
+use waybill_config::{ConfigError, file_permissions, read_text};
 use waybill_telemetry::chain;
+use waybill_units::DurationText;
 
 /// Spans that wait: with more, the process would run out of memory later.
 const QUEUE_MAX: usize = 10_000_000;
@@ -30,7 +31,7 @@ pub struct TracesConfig {
     /// Certificates (PEM) that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
     /// The time limit for sending, retries included.
-    #[serde(with = "units::DurationText")]
+    #[serde(with = "DurationText")]
     pub request_timeout: Duration,
     /// How many spans may wait to be sent.
     pub queue_max: usize,

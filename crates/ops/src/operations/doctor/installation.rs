@@ -21,7 +21,7 @@ use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
 use super::{FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
-use crate::admin_port::{Refused, Unreachable};
+use crate::admin_port::{self, Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
 use crate::ready::{self, Readiness};
 use crate::schemas::{subjects, subjects_of};
@@ -413,7 +413,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     const WHAT: &str = "process";
     let url = |path: &str| admin.url(config, path);
     let at = url("/readyz")?;
-    let client = ready::client(&admin.access)?;
+    let client = admin_port::client(&admin.access, ready::PATIENCE)?;
     let mut findings = match ready::asked(&client, &at).await {
         Readiness::Ready(warnings) => {
             let ready = Finding::ok(WHAT, format!("the process at {at} is ready"));

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-use waybill_config::ByteSize;
 use waybill_engine::{
     PartitionId, ShardingScheme, StepDefinition, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_kafka::PartitionState;
 use waybill_messages::Topics;
+use waybill_units::ByteSize;
 
 use super::super::needed;
 use super::*;

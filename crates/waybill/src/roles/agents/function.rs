@@ -15,6 +15,7 @@ use waybill_agent::{
     Action, BoxFuture, Handler, Outcome, StepCall, permanent, success, transient, unknown,
 };
 use waybill_drone_delivery::services::{Answered, CallError, Caller, Request, Service};
+use waybill_http::problem::ProblemDetails;
 
 /// The maximum number of attempts that wait for a service at once.
 const CONCURRENCY_MAX: usize = 256;
@@ -54,15 +55,6 @@ struct Ordered<'a> {
 struct Kept {
     required: Option<bool>,
     drone_id: Option<String>,
-}
-
-/// A refusal.
-#[derive(Default, Deserialize)]
-struct Problem {
-    #[serde(default)]
-    code: String,
-    #[serde(default)]
-    detail: String,
 }
 
 impl FunctionAgent {
@@ -116,12 +108,13 @@ impl FunctionAgent {
                 Action::Run | Action::Compensate => success(Vec::new()),
             };
         }
-        let problem: Problem = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let ProblemDetails { code, detail, .. } = ProblemDetails::read(&answer.body);
+        let code = code.unwrap_or_default();
         match status.as_u16() {
             // These statuses mean that nothing took effect and a retry may succeed.
-            429 | 503 => transient(problem.code, problem.detail),
-            _ if status.is_server_error() => unknown(problem.code, problem.detail),
-            _ => permanent(problem.code, problem.detail),
+            429 | 503 => transient(code, detail),
+            _ if status.is_server_error() => unknown(code, detail),
+            _ => permanent(code, detail),
         }
     }
 
