@@ -85,6 +85,7 @@ struct Out<'a> {
     reply_to: Option<&'a str>,
     #[serde(with = "serde_bytes")]
     request_hash: &'a [u8],
+    verify_hash: bool,
     requested_at: i64,
     amendment: Option<AmendmentOut<'a>>,
     resubmission_of: Option<Id>,
@@ -106,6 +107,7 @@ struct In {
     reply_to: Option<String>,
     #[serde(with = "serde_bytes")]
     request_hash: [u8; 16],
+    verify_hash: bool,
     requested_at: i64,
     amendment: Option<AmendmentIn>,
     resubmission_of: Option<Id>,
@@ -172,6 +174,7 @@ fn created(request: &CreateRequest) -> Result<Out<'_>, EncodeError> {
         deadline: request.deadline.map(Timestamp::as_micros),
         reply_to: request.reply_to.as_deref(),
         request_hash: &request.request_hash.0,
+        verify_hash: request.verify_hash,
         requested_at: request.requested_at.as_micros(),
         amendment: None,
         resubmission_of: request.resubmission_of.map(|operation| Id(operation.0)),
@@ -197,6 +200,7 @@ fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
         deadline: None,
         reply_to: None,
         request_hash: &NO_HASH,
+        verify_hash: false,
         requested_at: request.requested_at.as_micros(),
         amendment: Some(AmendmentOut {
             id: Id(request.id),
@@ -225,6 +229,7 @@ impl In {
             deadline: self.deadline.map(Timestamp),
             reply_to: self.reply_to,
             request_hash: RequestHash(self.request_hash),
+            verify_hash: self.verify_hash,
             requested_at: Timestamp(self.requested_at),
             traceparent: None,
             resubmission_of: self
