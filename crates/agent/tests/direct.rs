@@ -11,7 +11,7 @@ use waybill_agent::{
     BoxFuture, DirectAgents, DirectConfig, Handler, Outcome, StartError, StepCall, StepRequest,
     success,
 };
-use waybill_engine::StepReply;
+use waybill_engine::{Epoch, LayoutShard, StepReply};
 
 const ROOMY: DirectConfig = DirectConfig {
     in_flight_max: 1_000,
@@ -28,9 +28,13 @@ struct Gated {
 
 impl Gated {
     fn new(permits: usize) -> Arc<Self> {
+        Self::with_workers(4, permits)
+    }
+
+    fn with_workers(workers: usize, permits: usize) -> Arc<Self> {
         Arc::new(Self {
             gate: Semaphore::new(permits),
-            workers: 4,
+            workers,
             entered: AtomicUsize::new(0),
         })
     }
@@ -118,6 +122,41 @@ async fn each_answer_returns_to_the_requester_of_its_attempt() {
         let outputs = vec![("did".to_owned(), format!("step-{index}"))];
         assert_eq!(reply, StepReply::to(request, Outcome::Success { outputs }));
     }
+}
+
+/// A superseded owner in the same process: its request is refused when it comes, and also if it
+/// waits already when a newer owner asks.
+#[tokio::test]
+async fn a_direct_request_of_a_superseded_owner_is_refused_and_not_performed() {
+    let gated = Gated::with_workers(1, 0);
+    let stage = Stage::new(vec![("one", gated.clone() as Arc<dyn Handler>)], ROOMY);
+    let of_epoch = |step: &str, epoch: u64| StepRequest {
+        shard: Some(LayoutShard {
+            layout: 0,
+            number: 4,
+        }),
+        ..StepRequestBuilder::new("one", step)
+            .epoch(Epoch(epoch))
+            .build()
+    };
+    stage.agents.ask([(0, of_epoch("running", 7))]);
+    while gated.entered.load(Ordering::Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    stage.agents.ask([(1, of_epoch("queued", 7))]);
+    stage.agents.ask([(2, of_epoch("newer", 8))]);
+    stage.agents.ask([(3, of_epoch("late", 7))]);
+    gated.gate.add_permits(10);
+    for (from, reply) in stage.answers(4).await {
+        match reply.outcome {
+            Outcome::NotAttempted { error, .. } => {
+                assert_eq!(error.code, "owner-superseded");
+                assert!(from == 1 || from == 3, "{from}");
+            }
+            outcome => assert!(from == 0 || from == 2, "{from}: {outcome:?}"),
+        }
+    }
+    assert_eq!(gated.entered.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test]

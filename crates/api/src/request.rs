@@ -447,6 +447,7 @@ impl<'a> Draft<'a> {
                 deadline: self.deadline,
                 reply_to: self.reply_to,
                 request_hash,
+                verify_hash: true,
                 requested_at: self.now,
                 traceparent: self.envelope.traceparent.clone(),
                 resubmission_of: None,
@@ -514,6 +515,36 @@ pub fn request_hash(
     let mut hash = [0; 16];
     hash.copy_from_slice(&sha.finalize()[..16]);
     RequestHash(hash)
+}
+
+/// The hash that ingestion computes for a record with this input. That of a resubmission leaves out
+/// the deadline: a repeat after the deadline has none, and is still a repeat.
+pub fn record_hash(create: &CreateRequest, input: &[u8]) -> RequestHash {
+    request_hash(
+        &create.workflow,
+        &create.tenant,
+        create.deadline.filter(|_| create.resubmission_of.is_none()),
+        create.reply_to.as_deref(),
+        input,
+        &create.notify,
+    )
+}
+
+/// A resubmission with its hash, and with an input that has the id of the new operation. `None` if
+/// a scheduler would refuse the input.
+pub fn resubmission(mut create: CreateRequest) -> Option<CreateRequest> {
+    create.request_hash = if create.workflow == DRONE_DELIVERY {
+        let delivery =
+            drone_delivery::validate(&serde_json::from_slice(&create.input).ok()?).ok()?;
+        let hash = |input: &[u8]| record_hash(&create, input);
+        let (hash, input) = named(delivery, create.operation, None, hash);
+        create.input = input;
+        hash
+    } else {
+        record_hash(&create, &create.input)
+    };
+    create.verify_hash = true;
+    Some(create)
 }
 
 fn is_absent(fields: &Map<String, Value>, name: &str) -> bool {

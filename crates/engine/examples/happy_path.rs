@@ -152,6 +152,7 @@ fn request(number: u64, now: Timestamp) -> Event {
             deadline: None,
             reply_to: None,
             request_hash: RequestHash([7; 16]),
+            verify_hash: false,
             requested_at: now,
             traceparent: None,
             resubmission_of: None,

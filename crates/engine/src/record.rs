@@ -45,6 +45,9 @@ pub struct CreateRequest {
     pub reply_to: Option<String>,
     /// A hash over the canonical form of the request. It distinguishes a repeat from a conflict.
     pub request_hash: RequestHash,
+    /// Whether `request_hash` is the one that ingestion computes, so that a scheduler can verify
+    /// it. Other writers may have a hash of their own.
+    pub verify_hash: bool,
     /// When ingestion accepted it.
     pub requested_at: Timestamp,
     /// The W3C trace context of the request.

@@ -168,6 +168,7 @@ fn request() -> OperationRequest {
         deadline: None,
         reply_to: None,
         request_hash: RequestHash::default(),
+        verify_hash: true,
         requested_at: Timestamp(1_760_000_000_000_000),
         traceparent: None,
         resubmission_of: None,

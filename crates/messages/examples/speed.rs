@@ -29,6 +29,7 @@ fn main() {
             deadline: None,
             reply_to: None,
             request_hash: RequestHash::default(),
+            verify_hash: false,
             requested_at: Timestamp(1_760_000_000_000_000),
             traceparent: None,
             resubmission_of: None,

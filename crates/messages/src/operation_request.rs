@@ -72,6 +72,7 @@ struct Wire<S, B> {
     deadline: Option<i64>,
     reply_to: Option<S>,
     request_hash: ByteArray<16>,
+    verify_hash: bool,
     requested_at: i64,
     amendment: Option<WireAmendment<S, B>>,
     resubmission_of: Option<Id>,
@@ -141,6 +142,7 @@ fn created(request: &CreateRequest) -> Result<Out<'_>, EncodeError> {
         deadline: request.deadline.map(Timestamp::as_micros),
         reply_to: request.reply_to.as_deref(),
         request_hash: ByteArray::new(request.request_hash.0),
+        verify_hash: request.verify_hash,
         requested_at: request.requested_at.as_micros(),
         amendment: None,
         resubmission_of: request.resubmission_of.map(|operation| Id(operation.0)),
@@ -166,6 +168,7 @@ fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
         deadline: None,
         reply_to: None,
         request_hash: NO_HASH,
+        verify_hash: false,
         requested_at: request.requested_at.as_micros(),
         amendment: Some(WireAmendment {
             id: Id(request.id),
@@ -194,6 +197,7 @@ impl In {
             deadline: self.deadline.map(Timestamp),
             reply_to: self.reply_to,
             request_hash: RequestHash(self.request_hash.into_array()),
+            verify_hash: self.verify_hash,
             requested_at: Timestamp(self.requested_at),
             traceparent: None,
             resubmission_of: self

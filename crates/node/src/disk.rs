@@ -8,6 +8,8 @@
 //! What must hold: the first check comes before the broker and the store open, so that a process
 //! that starts on a full disk accepts nothing. A check that fails changes nothing.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -21,10 +23,14 @@ use waybill_telemetry::health::{Condition, LowDisk, Readiness};
 use waybill_telemetry::{Declared, Metric};
 use waybill_units::{ByteSize, FreeMin};
 
+use crate::data_dir::of_broker;
+
 /// How often the free space is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The fraction of the limit that must be free in addition before the disk no longer counts as low.
 const BEYOND: u64 = 10;
+/// The unit in which the operating system counts the blocks of a file, in bytes.
+const BLOCK_BYTES: u64 = 512;
 
 const FREE: Metric<Gauge> = Metric::new(
     "waybill_disk_free_bytes",
@@ -219,18 +225,71 @@ fn is_low(was_low: bool, free: u64, mark: u64) -> bool {
     free < mark.saturating_add(beyond)
 }
 
-/// The warning if the disk bounds of all topics together exceed the file system.
-pub fn bounds_exceed(bounds: u64, space: Space, dir: &Path) -> Option<String> {
-    (bounds > space.size).then(|| {
-        format!(
-            "the topics of the embedded broker may take {} in all, and the file system of {} has {}: lower \
-             broker.requestsDiskBytesMax, partitions or kafka.stepPartitions for new topics, or give dataDir a larger \
-             disk; until then new requests are refused while less than storage.freeMin is free",
-            rounded(bounds),
-            dir.display(),
-            rounded(space.size)
-        )
-    })
+/// The disk space for the topics of the embedded broker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TopicSpace {
+    /// The file system of `dataDir`.
+    pub disk: Space,
+    /// Bytes that the logs of the topics already take.
+    pub logs: u64,
+    /// The threshold of `storage.freeMin` in bytes.
+    pub free_min: u64,
+}
+
+impl TopicSpace {
+    /// The space below `data_dir`. Of the broker's files it counts what it can read.
+    ///
+    /// # Errors
+    ///
+    /// The error of the operating system, if the file system cannot be measured.
+    pub fn of(data_dir: &Path, free_min: FreeMin) -> std::io::Result<Self> {
+        let disk = Space::of(data_dir)?;
+        Ok(Self {
+            disk,
+            logs: used_below(&of_broker(data_dir)),
+            free_min: free_min.bytes_of(disk.size),
+        })
+    }
+
+    /// The warning if the disk bounds of all topics together exceed what the topics can have: what
+    /// they already take, and what is free beyond `storage.freeMin`.
+    pub fn exceeded_by(self, bounds: u64, data_dir: &Path) -> Option<String> {
+        let Self {
+            disk,
+            logs,
+            free_min,
+        } = self;
+        let available = disk.free.saturating_add(logs).saturating_sub(free_min);
+        (bounds > available).then(|| {
+            format!(
+                "the topics of the embedded broker may take {} in all, and can have {} in {}: {} of {} are free, the \
+                 topics already take {}, and storage.freeMin is {}; lower broker.requestsDiskBytesMax, partitions or \
+                 kafka.stepPartitions for new topics, free space, or give dataDir a larger disk; until then new \
+                 requests are refused while less than storage.freeMin is free",
+                rounded(bounds),
+                rounded(available),
+                data_dir.display(),
+                rounded(disk.free),
+                rounded(disk.size),
+                rounded(logs),
+                rounded(free_min)
+            )
+        })
+    }
+}
+
+/// The disk space of all files below a directory. Counts nothing of what cannot be read, or is
+/// deleted meanwhile.
+fn used_below(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return 0;
+    };
+    let used = entries.flatten().map(|entry| match entry.metadata() {
+        Ok(found) if found.is_dir() => used_below(&entry.path()),
+        Ok(found) => found.blocks().saturating_mul(BLOCK_BYTES),
+        Err(_) => 0,
+    });
+    used.fold(0, u64::saturating_add)
 }
 
 /// Rounds to GiB, or to MiB below one GiB.
@@ -338,16 +397,47 @@ mod tests {
 
     #[test]
     fn bounds_beyond_the_disk_are_reported_with_both_sizes() {
-        let space = Space {
-            free: 1 << 30,
-            size: 20 << 30,
+        let gib = |size: u64| size << 30;
+        let exceeded = |bounds, free, logs| {
+            let space = TopicSpace {
+                disk: Space {
+                    free: gib(free),
+                    size: gib(100),
+                },
+                logs: gib(logs),
+                free_min: gib(5),
+            };
+            space.exceeded_by(gib(bounds), Path::new("data"))
         };
-        assert_eq!(bounds_exceed(20 << 30, space, Path::new("data")), None);
-        let message = bounds_exceed(50 << 30, space, Path::new("data")).unwrap();
-        assert!(
-            message.contains("50GiB") && message.contains("20GiB"),
-            "{message}"
-        );
-        assert!(message.contains("broker.requestsDiskBytesMax"), "{message}");
+        assert_eq!(exceeded(50, 55, 0), None);
+        assert_eq!(exceeded(50, 15, 40), None, "the topics have their space");
+        let message = exceeded(50, 20, 7).expect("other files fill the disk");
+        for part in [
+            "50GiB in all",
+            "can have 22GiB in data",
+            "20GiB of 100GiB are free",
+            "already take 7GiB",
+            "storage.freeMin is 5GiB",
+            "broker.requestsDiskBytesMax",
+        ] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        let message = exceeded(200, 99, 0).expect("the disk is too small");
+        assert!(message.contains("200GiB in all"), "{message}");
+        assert!(exceeded(1, 4, 0).is_some(), "the disk is low");
+    }
+
+    #[test]
+    fn space_of_topics_includes_what_their_logs_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let min = FreeMin::Size(ByteSize::mib(1));
+        assert_eq!(TopicSpace::of(dir.path(), min).unwrap().logs, 0);
+        let logs = of_broker(dir.path()).join("logs/requests-0");
+        fs::create_dir_all(&logs).unwrap();
+        fs::write(logs.join("segment"), vec![1; 100_000]).unwrap();
+        fs::write(dir.path().join("foreign"), vec![1; 100_000]).unwrap();
+        let space = TopicSpace::of(dir.path(), min).unwrap();
+        assert!((100_000..200_000).contains(&space.logs), "{space:?}");
+        assert_eq!(space.free_min, 1 << 20);
     }
 }

@@ -12,7 +12,7 @@
 
 use serde_json::Value;
 use waybill_api::id::{CallerId, is_ours};
-use waybill_api::request::{DRONE_DELIVERY, check_asked_by, named, request_hash};
+use waybill_api::request::{DRONE_DELIVERY, check_asked_by, named, record_hash};
 use waybill_drone_delivery::request as drone_delivery;
 use waybill_engine::{
     AmendRequest, Amendment, CreateRequest, INPUT_BYTES_MAX, IdOrigin, NAME_LENGTH_MAX,
@@ -93,10 +93,10 @@ impl Faults {
         match json::parse(&create.input, json::DEPTH_LIMIT_MAX) {
             Ok(input) if create.workflow == DRONE_DELIVERY => self.delivery(&mut create, &input),
             Ok(input @ Value::Object(_)) => {
-                if create.request_hash == NO_HASH {
-                    create.request_hash = hash(&create, input.to_string().as_bytes());
-                } else if is_of_ingestion(&create) {
-                    self.hashed(create.request_hash, hash(&create, &create.input));
+                if create.verify_hash {
+                    self.hashed(create.request_hash, record_hash(&create, &create.input));
+                } else if create.request_hash == NO_HASH {
+                    create.request_hash = record_hash(&create, input.to_string().as_bytes());
                 }
             }
             Ok(_) => self.add("input", "must be a JSON object"),
@@ -133,22 +133,21 @@ impl Faults {
             create.deadline = deadline.map(|at| Timestamp(at.as_microsecond()));
         }
         let given = create.request_hash;
-        let is_checked = is_of_ingestion(create);
-        let hash = |input: &[u8]| match given == NO_HASH || is_checked {
-            true => hash(create, input),
+        let hash = |input: &[u8]| match create.verify_hash || given == NO_HASH {
+            true => record_hash(create, input),
             false => given,
         };
         let caller_id = create.caller_id.as_deref();
         let (request_hash, input) = named(delivery, create.operation, caller_id, hash);
-        if given != NO_HASH {
+        if create.verify_hash {
             self.hashed(given, request_hash);
         }
         create.request_hash = request_hash;
         create.input = input;
     }
 
-    /// Ingestion hashes a request before it writes it. A different hash means that a byte has
-    /// changed since.
+    /// Compares the hash that ingestion computed, and marked as such, with that of the record. A
+    /// different one means that a byte has changed since.
     fn hashed(&mut self, given: RequestHash, found: RequestHash) {
         if given != found {
             let detail = format!(
@@ -204,30 +203,12 @@ impl Faults {
     }
 }
 
-/// Whether ingestion wrote a request, so that its hash must be ingestion's. Other writers may use a
-/// hash of their own, and declare the id as chosen by the caller.
-fn is_of_ingestion(create: &CreateRequest) -> bool {
-    create.id_origin == IdOrigin::Server && create.resubmission_of.is_none()
-}
-
 /// Whether a text is the caller's own id of the operation.
 fn is_id_of(create: &CreateRequest, text: &str) -> bool {
     match &create.caller_id {
         Some(caller_id) => caller_id == text,
         None => create.operation.key() == text.as_bytes(),
     }
-}
-
-/// The hash that ingestion would compute for a request with this input.
-fn hash(create: &CreateRequest, input: &[u8]) -> RequestHash {
-    request_hash(
-        &create.workflow,
-        &create.tenant,
-        create.deadline,
-        create.reply_to.as_deref(),
-        input,
-        &create.notify,
-    )
 }
 
 #[cfg(test)]

@@ -263,6 +263,7 @@ impl Fixture {
             deadline: None,
             reply_to: None,
             request_hash: RequestHash::default(),
+            verify_hash: false,
             requested_at: Timestamp(1),
             traceparent: None,
             resubmission_of: None,

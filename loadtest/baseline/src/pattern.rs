@@ -288,6 +288,7 @@ fn create(operation: OperationId, delivery: Delivery) -> CreateRequest {
         deadline: Some(DEADLINE),
         reply_to: None,
         request_hash: RequestHash([7; 16]),
+        verify_hash: false,
         requested_at: now(),
         traceparent: None,
         resubmission_of: None,

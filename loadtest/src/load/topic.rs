@@ -116,6 +116,7 @@ impl Topic {
             deadline: None,
             reply_to: None,
             request_hash: RequestHash::default(),
+            verify_hash: false,
             requested_at: now(),
             traceparent: None,
             resubmission_of: None,

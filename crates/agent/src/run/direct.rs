@@ -2,9 +2,10 @@
 //! record.
 //!
 //! The guarantees of the run loop over topics hold here too: no agent blocks another, requests
-//! without room are answered `not attempted` immediately, there are no answers past complete-by,
-//! and a panic ends one attempt. Requests in flight are lost with the process, like everything in
-//! the scheduler's memory: the next owner of the operations requests the same attempts again.
+//! without room are answered `not attempted` immediately, there are no answers past complete-by, a
+//! superseded owner is refused, and a panic ends one attempt. These agents know only the owners in
+//! this process. Requests in flight are lost with the process, like everything in the scheduler's
+//! memory: the next owner of the operations requests the same attempts again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,9 +15,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use waybill_clock::BootTime;
 use waybill_engine::{Outcome, StepReply, StepRequest};
 
 use super::attempt::{call_of, perform, stopping};
+use super::epochs::{Epochs, superseded};
 use super::queue::{Next, NoRoom, Queue, Work};
 use super::{StartError, check_names};
 use crate::handler::{Handler, StepCall};
@@ -47,6 +50,7 @@ pub struct DirectAgents<T> {
 
 struct Shared<T> {
     agents: Vec<Agent<T>>,
+    epochs: Epochs,
     answers: Mutex<Vec<(T, StepReply)>>,
     /// Notifies the caller that there are answers, once until they are taken.
     notify: Box<dyn Fn() + Send + Sync>,
@@ -92,6 +96,7 @@ impl<T: Send + 'static> DirectAgents<T> {
             .collect();
         let shared = Arc::new(Shared {
             agents,
+            epochs: Epochs::default(),
             answers: Mutex::default(),
             notify: Box::new(notify),
         });
@@ -120,7 +125,7 @@ impl<T: Send + 'static> DirectAgents<T> {
     pub fn ask(&self, requests: impl IntoIterator<Item = (T, StepRequest)>) {
         let shared = &self.shared;
         let mut touched = vec![false; shared.agents.len()];
-        let now = Instant::now();
+        let (now, boot_time) = (Instant::now(), BootTime::now());
         for (from, request) in requests {
             let Some(&index) = self.by_name.get(&*request.agent) else {
                 continue;
@@ -137,6 +142,9 @@ impl<T: Send + 'static> DirectAgents<T> {
                 source: from,
                 bytes,
                 received: now,
+            };
+            let Some(work) = shared.unless_superseded(agent, work, boot_time) else {
+                continue;
             };
             match agent.queue.push(work) {
                 Ok(()) => touched[index] = true,
@@ -211,6 +219,10 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
         // A handler that is always ready must not monopolize its thread.
         tokio::task::consume_budget().await;
         let bytes = work.bytes;
+        let Some(work) = shared.unless_superseded(agent, work, BootTime::now()) else {
+            agent.queue.finished(bytes, None);
+            continue;
+        };
         if !has_time {
             shared.refuse(agent, NoRoom::too_late(work));
             agent.queue.finished(bytes, None);
@@ -234,6 +246,16 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
 }
 
 impl<T> Shared<T> {
+    /// Refuses an attempt of a superseded owner; returns any other.
+    fn unless_superseded(&self, agent: &Agent<T>, work: Work<T>, now: BootTime) -> Option<Work<T>> {
+        if !self.epochs.is_superseded(&work.call.request, now) {
+            return Some(work);
+        }
+        agent.metrics.superseded.increment(1);
+        self.answer(agent, &work.call, superseded(), work.source);
+        None
+    }
+
     fn refuse(&self, agent: &Agent<T>, no_room: NoRoom<T>) {
         let outcome = no_room.outcome();
         let Work { call, source, .. } = no_room.work;

@@ -109,6 +109,16 @@ impl Asker {
         partition: i32,
         timestamp: i64,
     ) -> ListOffsetsPartitionResponse {
+        self.list_offsets_as(6, topic, partition, timestamp).await
+    }
+
+    async fn list_offsets_as(
+        &mut self,
+        version: i16,
+        topic: &str,
+        partition: i32,
+        timestamp: i64,
+    ) -> ListOffsetsPartitionResponse {
         let partition = ListOffsetsPartition::default()
             .with_partition_index(partition)
             .with_current_leader_epoch(-1)
@@ -119,18 +129,13 @@ impl Asker {
         let request = ListOffsetsRequest::default()
             .with_replica_id((-1).into())
             .with_topics(vec![topic]);
-        let mut answer = self.wire.ask(6, &request).await;
+        let mut answer = self.wire.ask(version, &request).await;
         answer.topics.remove(0).partitions.remove(0)
     }
 
     async fn delete_topics(&mut self) {
-        let topics = self.topics.drain(..);
-        let topics =
-            topics.map(|name| DeleteTopicState::default().with_name(Some(topic_name(&name))));
-        let request = DeleteTopicsRequest::default()
-            .with_topics(topics.collect())
-            .with_timeout_ms(10_000);
-        self.wire.ask(6, &request).await;
+        let topics: Vec<String> = self.topics.drain(..).collect();
+        self.wire.ask(6, &delete_request(&topics)).await;
     }
 }
 
@@ -201,6 +206,13 @@ fn create_request(
         .with_configs(configs.collect());
     CreateTopicsRequest::default()
         .with_topics(vec![topic])
+        .with_timeout_ms(10_000)
+}
+
+fn delete_request(names: &[String]) -> DeleteTopicsRequest {
+    let topic = |name: &String| DeleteTopicState::default().with_name(Some(topic_name(name)));
+    DeleteTopicsRequest::default()
+        .with_topics(names.iter().map(topic).collect())
         .with_timeout_ms(10_000)
 }
 

@@ -234,6 +234,26 @@ async fn ask_to_read(asker: &mut Asker) {
         );
     }
 
+    // From version 7 on, -3 is the record with the largest timestamp.
+    let mixed = asker.topic("mixed", 1, &[]).await;
+    let newest = asker.list_offsets_as(7, &mixed, 0, -3).await;
+    asker.answered(
+        "looking for the newest of no records",
+        (code(newest.error_code), newest.offset, newest.timestamp),
+    );
+    for seconds in [1, 3, 3, 2] {
+        let batch = batch_of(-1, -1, -1, start + seconds * 1_000, b"v");
+        assert_eq!(produce(asker, &mixed, 0, -1, &batch).await.0, "OK");
+    }
+    for (question, version) in [("before version 7", 6), ("from version 7 on", 7)] {
+        let newest = asker.list_offsets_as(version, &mixed, 0, -3).await;
+        let timestamp = newest.timestamp - if newest.timestamp > 0 { start } else { 0 };
+        asker.answered(
+            format!("looking for the newest {question}"),
+            (code(newest.error_code), newest.offset, timestamp),
+        );
+    }
+
     let answer = asker.list_offsets(&topic, 0, -1).await;
     asker.answered(
         "looking for the leader's epoch at the end",

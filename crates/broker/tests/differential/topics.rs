@@ -7,13 +7,14 @@ use kafka_protocol::messages::incremental_alter_configs_request::{
     AlterConfigsResource, AlterableConfig,
 };
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::{
     CreatePartitionsRequest, DeleteTopicsRequest, DescribeConfigsRequest,
     IncrementalAlterConfigsRequest, MetadataRequest,
 };
 
-use crate::common::topic_name;
-use crate::{Asker, Different, code, compare, create_request, text};
+use crate::common::{topic_name, until};
+use crate::{Asker, Different, code, compare, create_request, delete_request, text};
 
 const TOPIC: i8 = 2;
 const SET: i8 = 0;
@@ -100,9 +101,7 @@ async fn ask_for_topics(asker: &mut Asker) {
     }
     for (question, name) in [("unknown", fresh.as_str()), ("impossible", "a b")] {
         let wanted = MetadataRequestTopic::default().with_name(Some(topic_name(name)));
-        let request = MetadataRequest::default().with_topics(Some(vec![wanted]));
-        let answer = asker.wire.ask(12, &request).await;
-        let topic = &answer.topics[0];
+        let topic = metadata(asker, wanted).await;
         asker.answered(
             format!("looking at an {question} topic"),
             (
@@ -112,6 +111,48 @@ async fn ask_for_topics(asker: &mut Asker) {
             ),
         );
     }
+}
+
+#[tokio::test]
+async fn a_deleted_topic_is_unknown_as_on_kafka() {
+    compare(ask_for_a_deleted_topic, &[]).await;
+}
+
+async fn ask_for_a_deleted_topic(asker: &mut Asker) {
+    let name = asker.topic("gone", 1, &[]).await;
+    let by_name = || MetadataRequestTopic::default().with_name(Some(topic_name(&name)));
+    let found = metadata(asker, by_name()).await;
+    assert_eq!(code(found.error_code), "OK");
+    let deleted = asker.wire.ask(6, &delete_request(&[name.clone()])).await;
+    asker.answered("deleting it", code(deleted.responses[0].error_code));
+    // Kafka deletes it later.
+    until("it is deleted", async || {
+        metadata(asker, by_name()).await.error_code != 0
+    })
+    .await;
+    let by_id = MetadataRequestTopic::default()
+        .with_name(None)
+        .with_topic_id(found.topic_id);
+    for (question, wanted) in [("by name", by_name()), ("by id", by_id)] {
+        let topic = metadata(asker, wanted).await;
+        asker.answered(
+            format!("looking at it {question}"),
+            (
+                code(topic.error_code),
+                topic.partitions.len(),
+                topic.name.is_some(),
+            ),
+        );
+    }
+    let offsets = asker.list_offsets(&name, 0, -1).await;
+    asker.answered("looking for its end", code(offsets.error_code));
+    let again = asker.wire.ask(6, &delete_request(&[name])).await;
+    asker.answered("deleting it again", code(again.responses[0].error_code));
+}
+
+async fn metadata(asker: &mut Asker, wanted: MetadataRequestTopic) -> MetadataResponseTopic {
+    let request = MetadataRequest::default().with_topics(Some(vec![wanted]));
+    asker.wire.ask(12, &request).await.topics.remove(0)
 }
 
 #[tokio::test]

@@ -237,6 +237,7 @@ fn request(number: u32) -> Event {
             deadline: None,
             reply_to: None,
             request_hash: RequestHash([7; 16]),
+            verify_hash: false,
             requested_at: START,
             traceparent: None,
             resubmission_of: None,

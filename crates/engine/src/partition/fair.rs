@@ -322,6 +322,7 @@ mod tests {
             deadline: None,
             reply_to: None,
             request_hash: RequestHash([0; 16]),
+            verify_hash: false,
             requested_at: Timestamp(0),
             traceparent: None,
             resubmission_of: None,

@@ -48,6 +48,7 @@ pub fn request(operation: OperationId) -> CreateRequest {
         deadline: Some(T0 + ms(60_000)),
         reply_to: None,
         request_hash: HASH,
+        verify_hash: false,
         requested_at: T0 - ms(3),
         traceparent: Some("00-1-1-01".to_owned()),
         resubmission_of: None,

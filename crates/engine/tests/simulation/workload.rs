@@ -368,6 +368,7 @@ impl Callers<'_> {
             deadline: (self.rng.chance(25)).then(|| at + Duration::from_micros(deadline_micros)),
             reply_to: self.rng.chance(15).then(|| "caller".to_owned()),
             request_hash: RequestHash([1; 16]),
+            verify_hash: false,
             requested_at: at,
             traceparent: None,
             resubmission_of: None,

@@ -55,6 +55,7 @@ pub fn create_request() -> CreateRequest {
         deadline: Some(Timestamp(1_760_000_600_000_000)),
         reply_to: Some("acme.deliveries".to_owned()),
         request_hash: RequestHash(*b"0123456789abcdef"),
+        verify_hash: true,
         requested_at: AT,
         traceparent: None,
         resubmission_of: Some(OTHER),

@@ -6,7 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 use waybill_alerts::ContactRules;
 use waybill_api::id::fresh;
-use waybill_api::request::{Envelope, Rules, delivery, operation};
+use waybill_api::request::{Envelope, Rules, delivery, operation, resubmission};
 use waybill_api::tenant_limits::TenantLimits;
 use waybill_engine::{Contact, Workflow, WorkflowDefinition, Workflows};
 
@@ -62,6 +62,19 @@ fn admitted(create: CreateRequest) -> Result<CreateRequest, Vec<String>> {
     }
 }
 
+/// The request that ingestion makes to run `create` again as a new operation.
+fn resubmitted(create: CreateRequest) -> CreateRequest {
+    let again = CreateRequest {
+        operation: OperationId(create.operation.event_id("resubmit-as-new")),
+        id_origin: IdOrigin::Caller,
+        caller_id: None,
+        requested_at: Timestamp(1_800_000_000_000_000),
+        resubmission_of: Some(create.operation),
+        ..create
+    };
+    resubmission(again).unwrap()
+}
+
 /// A request of a workflow without rules of its own, as an external client may write it.
 fn written(input: &str) -> CreateRequest {
     CreateRequest {
@@ -74,6 +87,7 @@ fn written(input: &str) -> CreateRequest {
         deadline: None,
         reply_to: Some("replies.acme".to_owned()),
         request_hash: NO_HASH,
+        verify_hash: false,
         requested_at: NOW,
         traceparent: None,
         resubmission_of: None,
@@ -147,21 +161,33 @@ fn a_delivery_is_completed_as_ingestion_does_it() {
         input: spelled_otherwise.to_string().into_bytes(),
         deadline: None,
         request_hash: NO_HASH,
+        verify_hash: false,
         ..by_http.clone()
     };
-    assert_eq!(admitted(by_topic), Ok(by_http));
+    let completed = CreateRequest {
+        verify_hash: false,
+        ..by_http
+    };
+    assert_eq!(admitted(by_topic), Ok(completed));
 }
 
 #[test]
 fn a_resubmitted_delivery_ignores_its_old_deadline() {
     let body = json!({"workflow": DRONE_DELIVERY, "id": "d-1", "input": delivery_body()});
+    let accepted = accepted(&body, &Envelope::default());
     let again = CreateRequest {
-        deadline: None,
         requested_at: Timestamp(4_000_000_000_000_000),
-        resubmission_of: Some(fresh("")),
-        ..accepted(&body, &Envelope::default())
+        ..resubmitted(CreateRequest {
+            deadline: None,
+            ..accepted.clone()
+        })
     };
-    assert_eq!(admitted(again.clone()), Ok(again));
+    assert_eq!(admitted(again.clone()), Ok(again.clone()));
+    let earlier = resubmitted(accepted);
+    assert_eq!(
+        earlier.request_hash, again.request_hash,
+        "a repeat is no conflict because the deadline has passed in the meantime"
+    );
 }
 
 #[test]
@@ -339,17 +365,39 @@ fn the_requester_of_an_amendment_has_a_name_of_visible_characters() {
 /// Detects a changed byte in any part of an accepted request.
 #[test]
 fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
-    let body = json!({
+    let mut body = json!({
         "workflow": "order", "tenant": "acme", "input": {"street": "Harbour Street"},
         "deadline": "2030-05-08T22:00:00Z", "replyTo": "replies.acme",
         "notify": ["mailto:anna@example.org"],
     });
+    let delivered = |body: &Value| {
+        delivery(
+            body.to_string().as_bytes(),
+            &Envelope::default(),
+            &rules(),
+            NOW,
+        )
+        .unwrap()
+        .record
+    };
     let order = accepted(&body, &Envelope::default());
-    let body = delivery_body().to_string();
-    let delivery = delivery(body.as_bytes(), &Envelope::default(), &rules(), NOW);
-    let delivery = delivery.unwrap().record;
-    assert_eq!(admitted(order.clone()), Ok(order.clone()));
-    assert_eq!(admitted(delivery.clone()), Ok(delivery.clone()));
+    body["id"] = "order-17".into();
+    let named_order = accepted(&body, &Envelope::default());
+    let delivery = delivered(&delivery_body());
+    let mut body = delivery_body();
+    body["deliveryId"] = "d-1".into();
+    let named_delivery = delivered(&body);
+    let [again, delivered_again] = [&named_order, &delivery].map(|it| resubmitted(it.clone()));
+    for create in [
+        &order,
+        &named_order,
+        &delivery,
+        &named_delivery,
+        &again,
+        &delivered_again,
+    ] {
+        assert_eq!(admitted(create.clone()).as_ref(), Ok(create));
+    }
 
     let with = |create: &CreateRequest, change: &dyn Fn(&mut CreateRequest)| {
         let mut changed = create.clone();
@@ -372,6 +420,14 @@ fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
         with(&order, &|create| create.workflow = "ordes".into()),
         with(&order, &|create| create.notify.clear()),
         with(&delivery, &|create| replaced(create, "here", "hers")),
+        with(&named_order, &|create| {
+            replaced(create, "Harbour", "Barbour")
+        }),
+        with(&named_order, &|create| create.request_hash = NO_HASH),
+        with(&named_delivery, &|create| replaced(create, "here", "hers")),
+        with(&named_delivery, &|create| create.request_hash = NO_HASH),
+        with(&again, &|create| replaced(create, "Harbour", "Barbour")),
+        with(&delivered_again, &|create| replaced(create, "here", "hers")),
     ] {
         let faults = admitted(changed).unwrap_err();
         assert!(faults[0].starts_with("request_hash: is "), "{faults:?}");

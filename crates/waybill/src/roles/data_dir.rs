@@ -1,5 +1,8 @@
 //! The data directory of this process.
 //!
+//! A full disk ends no process. Existing files are opened on it, but new ones cannot be created: so
+//! a first start waits until there is room for them.
+//!
 //! What must hold: only the process's user reads it, because it holds all data of clients. An
 //! existing directory keeps its mode, and the log warns if other users may read it, except for the
 //! group through which containers get access. A refusal names
@@ -10,9 +13,12 @@ use std::fs::{self, DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use rustix::process::{getgid, getuid};
+use waybill_node::disk::Space;
+use waybill_telemetry::health::Readiness;
 
 /// Only the user may access the directory.
 const MODE: u32 = 0o700;
@@ -52,6 +58,12 @@ pub(super) enum DataDirError {
         source: io::Error,
     },
 }
+
+/// What must be free before new files are created: the files of an empty broker and store take far
+/// less.
+const NEW_BYTES: u64 = 16 << 20;
+/// The pause before the free space is read again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The user of this process, and the owner and mode of a directory.
 #[derive(Debug)]
@@ -147,7 +159,7 @@ impl fmt::Display for Rights {
 }
 
 /// Creates the directory and its parents for this user only. Warns if it exists and other users may
-/// access it.
+/// access it. On a full disk it may not exist afterwards: [`wait_for_room`] creates it.
 ///
 /// # Errors
 ///
@@ -155,7 +167,12 @@ impl fmt::Display for Rights {
 pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return make(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return match make(path) {
+                Err(DataDirError::Make { source, .. }) if is_full(&source) => Ok(()),
+                made => made,
+            };
+        }
         Err(source) => {
             return Err(no_access(path, source));
         }
@@ -196,6 +213,54 @@ fn make(path: &Path) -> Result<(), DataDirError> {
         rights: Rights::to(path),
         source,
     })
+}
+
+/// Waits for room, if one of the directories `parts` of the data directory has yet to be created.
+/// Readiness says so meanwhile. Then creates the data directory if it does not exist.
+///
+/// # Errors
+///
+/// If the data directory cannot be created.
+pub(super) async fn wait_for_room(
+    path: &Path,
+    parts: &[PathBuf],
+    readiness: &Readiness,
+) -> Result<(), DataDirError> {
+    if parts.iter().all(|part| part.exists()) {
+        return Ok(());
+    }
+    let room = readiness.expect("disk space for new data");
+    let mut is_logged = false;
+    // A file system that cannot be measured is tried.
+    while let Ok(space) = Space::of(path)
+        && space.free < NEW_BYTES
+    {
+        let dir = path.display();
+        let (free_bytes, needed_bytes) = (space.free, NEW_BYTES);
+        let note = format!(
+            "{free_bytes} bytes are free in {dir}, and a first start needs {needed_bytes}: free space there; the start \
+             then continues"
+        );
+        room.note(Some(&note));
+        if !std::mem::replace(&mut is_logged, true) {
+            tracing::warn!(
+                %dir,
+                free_bytes,
+                needed_bytes,
+                "the disk has no space for new data; waiting until space is freed"
+            );
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    room.withdraw();
+    if path.exists() { Ok(()) } else { make(path) }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 fn no_access(path: &Path, source: io::Error) -> DataDirError {

@@ -22,6 +22,7 @@ mod supervisor;
 mod trim;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
@@ -34,7 +35,8 @@ use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
 use waybill_node::config::Config;
-use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
+use waybill_node::data_dir::{of_broker, of_store};
+use waybill_node::disk::{DiskWatch, TopicSpace};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::workflows::load_workflows;
 use waybill_store::{EmbeddedStore, Store};
@@ -76,13 +78,37 @@ impl Disk {
 
     /// Whether a process keeps a broker or a store on the disk.
     fn keeps_data(role: Role, config: &Config) -> bool {
-        let has_store = config.store.scylla.cql().is_none();
+        Self::has_broker(role, config) || Self::has_store(role, config)
+    }
+
+    fn has_broker(role: Role, config: &Config) -> bool {
         match role {
             Role::Broker => true,
-            Role::Up { .. } => has_store || config.kafka.brokers.is_none(),
-            Role::Ingestion | Role::Scheduler | Role::Supervisor => has_store,
-            Role::Agents | Role::Services => false,
+            Role::Up { .. } => config.kafka.brokers.is_none(),
+            _ => false,
         }
+    }
+
+    fn has_store(role: Role, config: &Config) -> bool {
+        let is_embedded = config.store.scylla.cql().is_none();
+        match role {
+            Role::Up { .. } | Role::Ingestion | Role::Scheduler | Role::Supervisor => is_embedded,
+            Role::Broker | Role::Agents | Role::Services => false,
+        }
+    }
+
+    /// The directories of the broker, the store and the services of a process.
+    fn parts(role: Role, config: &Config) -> Vec<PathBuf> {
+        let dir = &config.data_dir;
+        let has_services = matches!(role, Role::Services | Role::Up { services: true, .. });
+        [
+            (Self::has_broker(role, config), of_broker(dir)),
+            (Self::has_store(role, config), of_store(dir)),
+            (has_services, dir.join("services")),
+        ]
+        .into_iter()
+        .filter_map(|(has_part, dir)| has_part.then_some(dir))
+        .collect()
     }
 }
 
@@ -125,6 +151,13 @@ async fn start(
     running: &Running,
 ) -> anyhow::Result<()> {
     let disk = Disk::watch(role, config, admin, running);
+    data_dir::wait_for_room(
+        &config.data_dir,
+        &Disk::parts(role, config),
+        &admin.readiness,
+    )
+    .await
+    .context("dataDir (--data-dir)")?;
     match role {
         Role::Broker => embedded::broker(config, &disk.low, admin, running)
             .await
@@ -334,16 +367,13 @@ fn disk_bounds(config: &Config, workflows: &Workflows) {
     }
 }
 
-/// A warning if the topics of the embedded broker may exceed the file system of `dataDir`; `None`
-/// also if the brokers are external or that file system cannot be read.
+/// A warning if the topics of the embedded broker may exceed the space that the file system of
+/// `dataDir` has for them; `None` also if the brokers are external or that file system cannot be read.
 pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Option<String> {
     if config.kafka.brokers.is_some() {
         return None;
     }
-    let space = Space::of(&config.data_dir).ok()?;
-    bounds_exceed(
-        topics::disk_bytes_max(&config.topology(), workflows),
-        space,
-        &config.data_dir,
-    )
+    let space = TopicSpace::of(&config.data_dir, config.storage.free_min).ok()?;
+    let bounds = topics::disk_bytes_max(&config.topology(), workflows);
+    space.exceeded_by(bounds, &config.data_dir)
 }

@@ -155,6 +155,7 @@ fn request(caller_id: &str, input: &Value) -> CreateRequest {
         deadline: None,
         reply_to: None,
         request_hash: RequestHash([0; 16]),
+        verify_hash: false,
         requested_at: Timestamp(jiff::Timestamp::now().as_microsecond()),
         traceparent: None,
         resubmission_of: None,

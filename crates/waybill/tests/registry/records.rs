@@ -155,6 +155,7 @@ fn foreign_request(name: &str, id: u32) -> (OperationId, Vec<u8>) {
         deadline: None,
         reply_to: None,
         request_hash: RequestHash::default(),
+        verify_hash: false,
         requested_at: Timestamp::from_millis(1_700_000_000_000),
         traceparent: None,
         resubmission_of: None,

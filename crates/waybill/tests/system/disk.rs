@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 use waybill_test_support::process::Process;
@@ -175,6 +176,12 @@ async fn a_low_disk_refuses_new_requests_and_finishes_accepted_ones() {
     };
     let mut process = setup.start("up", &[], LISTENERS);
     setup.ready().await;
+    let log = fs::read_to_string(setup.path("log.txt")).expect("the process writes a log");
+    assert!(
+        log.contains("the disk bounds of all topics exceed the disk")
+            && log.contains("of 160MiB are free"),
+        "{log}"
+    );
     run(&setup, false).await;
     let ids = deliver(&setup, "before", 40).await;
 
@@ -317,5 +324,36 @@ async fn a_process_on_a_full_disk_waits_and_recovers() {
     setup.all_reach(&more, "Processed").await;
     setup.ready().await;
     setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
+}
+
+/// A first start has to create files, for which a full disk has no room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_start_on_a_full_disk_waits_until_there_is_room() {
+    let Some((mut setup, disk)) = setup_on_a_disk() else {
+        return;
+    };
+    // Enough for a few files: a start that does not wait fails halfway.
+    disk.fill(200 << 10);
+    let any = "127.0.0.1:0";
+    let elsewhere = ["--http", any, "--broker-listen", any, "--services", any];
+    let mut process = setup.start("up", &elsewhere, &["admin"]);
+    setup
+        .eventually("readiness names the disk", async || {
+            let readiness = readiness(&setup).await;
+            readiness.contains("disk space for new data (") && readiness.contains("16777216")
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(is_alive(&mut process), "{}", setup.log_tail());
+    assert!(!setup.path("data/broker").exists() && !setup.path("data/store").exists());
+
+    disk.empty();
+    setup.ready().await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
+    let process = setup.start("up", &[], LISTENERS);
+    setup.ready().await;
+    let ids = deliver(&setup, "first", 5).await;
+    setup.all_reach(&ids, "Processed").await;
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }

@@ -11,6 +11,7 @@ mod doctor;
 mod fairness;
 mod foreign_state;
 mod least_limits;
+mod plain_service;
 mod repair;
 mod repartitioning;
 mod shards;
@@ -450,6 +451,7 @@ fn put_to(setup: &Setup, name: &str, partition: impl Fn(OperationId) -> u32) -> 
         deadline: None,
         reply_to: None,
         request_hash: RequestHash::default(),
+        verify_hash: false,
         requested_at: Timestamp::from_millis(1_700_000_000_000),
         traceparent: None,
         resubmission_of: None,

@@ -436,6 +436,7 @@ fn write(setup: &Setup, operation: OperationId) {
         deadline: None,
         reply_to: None,
         request_hash: RequestHash([0; 16]),
+        verify_hash: false,
         requested_at: Timestamp(jiff::Timestamp::now().as_microsecond()),
         traceparent: None,
         resubmission_of: None,

@@ -2,14 +2,13 @@
 
 use hyper::HeaderMap;
 use uuid::Uuid;
-use waybill_api::request::DRONE_DELIVERY;
+use waybill_api::request::resubmission;
 use waybill_api::view::VerbAcceptedView;
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
-use waybill_drone_delivery::request::validate;
 use waybill_engine::{
     CreateRequest, HistoryEntry, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb,
-    Timestamp,
+    RequestHash, Timestamp,
 };
 use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Scope};
@@ -213,24 +212,17 @@ fn resubmitted_before(
 /// person who resubmits has decided to run it anyway.
 fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<CreateRequest> {
     let created = &row.created;
-    let input = match &*created.workflow {
-        DRONE_DELIVERY => {
-            let mut delivery = validate(&serde_json::from_slice(row.input()).ok()?).ok()?;
-            delivery.delivery_id = Some(operation.to_string());
-            delivery.canonical_json()
-        }
-        _ => row.input().to_vec(),
-    };
-    Some(CreateRequest {
+    resubmission(CreateRequest {
         operation,
         id_origin: IdOrigin::Caller,
         workflow: created.workflow.to_string(),
         tenant: created.tenant.to_string(),
         caller_id: None,
-        input,
+        input: row.input().to_vec(),
         deadline: row.deadline().filter(|deadline| *deadline > now),
         reply_to: created.reply_to.clone(),
-        request_hash: created.request_hash,
+        request_hash: RequestHash::default(),
+        verify_hash: false,
         requested_at: now,
         traceparent: None,
         resubmission_of: Some(row.id),

@@ -11,7 +11,7 @@ use waybill_api::view::ItemView;
 use waybill_engine::{PartitionId, Priority};
 use waybill_messages::Topics;
 use waybill_node::config::Config;
-use waybill_node::disk::{Space, bounds_exceed};
+use waybill_node::disk::{Space, TopicSpace};
 use waybill_node::exposure::check_everything;
 use waybill_node::workflows::load_workflows;
 use waybill_store::{CqlProblem, CqlStore};
@@ -551,15 +551,20 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
         ),
         false => Finding::ok(WHAT, room),
     }];
-    let space = Space {
-        free: bytes(free),
-        size: bytes(size),
-    };
     if config.kafka.brokers.is_none()
+        && let Some(logs) = value("waybill_broker_log_bytes")
         && let Ok(workflows) = load_workflows(&config.workflows)
     {
+        let space = TopicSpace {
+            disk: Space {
+                free: bytes(free),
+                size: bytes(size),
+            },
+            logs: bytes(logs),
+            free_min: bytes(mark),
+        };
         let bounds = disk_bytes_max(&config.topology(), &workflows);
-        let exceed = bounds_exceed(bounds, space, &config.data_dir);
+        let exceed = space.exceeded_by(bounds, &config.data_dir);
         findings.extend(exceed.map(|message| Finding::note(WHAT, message)));
     }
     findings
