@@ -18,12 +18,14 @@ mod last_answer;
 mod plan;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout_at};
+use waybill_config::FileError;
 use waybill_engine::{Action, Outcome, murmur2};
 
 pub use check::NeededInputs;
@@ -126,6 +128,15 @@ impl LoadError {
 pub type NamedHandler = (String, Arc<dyn Handler>);
 
 impl AgentsFile {
+    /// Reads a file without checking the agents.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, or is not YAML of the documented shape.
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        waybill_config::read_document(path)
+    }
+
     /// Parses a file without checking the agents.
     ///
     /// # Errors

@@ -26,7 +26,6 @@ mod alert;
 mod backlog;
 mod channel;
 mod config;
-mod contact;
 mod email;
 mod failure;
 mod follow;
@@ -44,7 +43,6 @@ pub use config::{
     AlertsConfig, EmailConfig, EmailTls, OwnerEmailConfig, OwnersConfig, ReceiverConfig,
     WebhookConfig,
 };
-pub use contact::{ContactChannel, ContactError, ContactRules, Reachable};
 pub use follow::{AlertSource, Follower, followers};
 pub use metrics::METRICS;
 pub use notifier::{Notifier, Receipt, Undeliverable};

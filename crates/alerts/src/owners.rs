@@ -28,6 +28,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
+use waybill_contacts::{ContactChannel, ContactRules};
 use waybill_engine::{Contact, OwnerNotice, Timestamp};
 use waybill_messages::{DecodeError, Framing};
 
@@ -40,7 +41,6 @@ use super::metrics::{FollowerMetrics, OwnerMetrics};
 use super::notifier::Undeliverable;
 use super::retries::Retries;
 use crate::config::AlertsConfig;
-use crate::contact::{ContactChannel, ContactRules};
 
 /// How many messages one channel sends at once; others wait.
 const SENDING_MAX: usize = 8;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use jiff::tz::TimeZone;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
-use waybill_alerts::ContactRules;
+use waybill_contacts::ContactRules;
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{

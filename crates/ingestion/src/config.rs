@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_alerts::ContactRules;
 use waybill_config::ListenAddress;
 use waybill_connections::share_of_one_address;
+use waybill_contacts::ContactRules;
 use waybill_http::TlsConfig;
 use waybill_units::{ByteSize, DurationText};
 

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use waybill_alerts::ContactRules;
 use waybill_api::tenant_limits::TenantRates;
+use waybill_contacts::ContactRules;
 use waybill_http::json::DEPTH_LIMIT_MAX;
 use waybill_http::{GateLimits, REQUESTS_PER_CONNECTION_MAX, ServerLimits};
 

@@ -546,7 +546,11 @@ impl fmt::Debug for Admin {
 /// The admin client has no log of its own: each of its errors is returned.
 struct Quiet;
 
-impl ClientContext for Quiet {}
+impl ClientContext for Quiet {
+    // The library's own would be compiled, with a parser of JSON, in each crate that drops a client.
+    // Statistics are off.
+    fn stats_raw(&self, _: &[u8]) {}
+}
 
 /// The number of partitions of a topic; `None` if it does not exist, or no longer.
 fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {

@@ -117,6 +117,9 @@ impl ClientContext for Reasons {
             Some(_) | None => errors.trouble = Some(reason.to_owned()),
         });
     }
+
+    // Statistics are off: no parser is compiled for them.
+    fn stats_raw(&self, _: &[u8]) {}
 }
 
 fn speaks_http(line: &str) -> bool {

@@ -8,7 +8,7 @@
 mod validate;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use waybill_agent::AgentsConfig;
 use waybill_alerts::AlertsConfig;
 use waybill_broker::BrokerConfig;
-use waybill_config::{ConfigError, Configuration, SecretFiles};
+use waybill_config::{ConfigError, Configuration, Environment, SecretFiles};
 use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
@@ -127,6 +127,16 @@ impl Configuration for Config {
 }
 
 impl Config {
+    /// Loads the defaults, the file over them, and the environment on top.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or is invalid, or a variable is unknown or does not fit.
+    pub fn load(file: Option<&Path>, environment: &Environment) -> Result<Self, ConfigError> {
+        // Here, so that the parsers of all sections are compiled with this crate, once.
+        waybill_config::load(file, environment)
+    }
+
     /// The connection to the brokers: the configured ones, else the embedded one.
     #[must_use]
     pub fn kafka_settings(&self, embedded: Option<SocketAddr>) -> KafkaSettings {

@@ -15,6 +15,7 @@ use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinError, JoinHandle};
@@ -283,7 +284,9 @@ impl Running {
         F: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
         let stop = CancellationToken::new();
-        let task = tokio::spawn(part(stop.clone()));
+        // Boxed: tokio's side of a task is then compiled once, not for each part.
+        let part: BoxFuture<'static, anyhow::Result<()>> = Box::pin(part(stop.clone()));
+        let task = tokio::spawn(part);
         self.watch(stage, name, is_job, Box::new(move || stop.cancel()), task);
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
-use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
+use waybill_agent_check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{counted, escaped};
@@ -268,7 +268,7 @@ fn burst(text: &str) -> Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
-    use waybill_agent::check::Verdict;
+    use waybill_agent_check::Verdict;
 
     use super::*;
 

@@ -17,12 +17,11 @@ use apache_avro::reader::datum::GenericDatumReader;
 use apache_avro::types::Value;
 use serde::ser::{Error as _, SerializeMap as _};
 use serde::{Serialize, Serializer};
-use tokio::runtime::Runtime;
 use waybill_messages::{RECORD_SCHEMAS, SchemaId, VALUE_BYTES_MAX, WriterSchema};
 use waybill_registry::{Registry, RegistryConfig, StoredSchema};
 use waybill_telemetry::chain;
 
-use crate::runtime::runtime;
+use crate::runtime::{Runtime, runtime};
 use crate::shown::Bytes;
 
 /// How much the Avro library may allocate for one length prefix. Generic values are larger than

@@ -21,7 +21,7 @@ use waybill_node::config::Config;
 
 use crate::broker_ready::wait_ready;
 use crate::dead_letter_topics::{DeadLetterTopics, of_roles};
-use crate::runtime::runtime;
+use crate::runtime::{Runtime, runtime};
 
 /// The maximum time for an answer of the brokers.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ pub(crate) type Next = anyhow::Result<ControlFlow<()>>;
 pub(crate) struct Connection {
     settings: KafkaSettings,
     topic_prefix: String,
-    runtime: tokio::runtime::Runtime,
+    runtime: Runtime,
     admin: Admin,
     consumer: PartitionConsumer,
 }

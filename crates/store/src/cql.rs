@@ -41,7 +41,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, Stream};
+use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, StreamExt};
 use tokio::task::JoinHandle;
 use waybill_engine::{OperationId, PartitionId};
 
@@ -60,6 +61,9 @@ use crate::{
     AttentionCursor, AttentionPage, CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease,
     LeaseKey, ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
+
+/// Every row of a store, each readable or not; an error in place of a page.
+type EveryRow<'a> = BoxStream<'a, Result<Result<KeptRow, CorruptRow>, StoreError>>;
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
 ///
@@ -153,14 +157,13 @@ impl CqlStore {
     /// Every row that exists now, in no particular order, each readable or not. Reads the whole
     /// table, page by page: only for moving a store elsewhere.
     ///
+    /// Future and stream are boxed, so that this crate compiles them rather than the crate that reads them.
+    ///
     /// # Errors
     ///
     /// [`StoreError::Unavailable`] if the servers do not answer, also in place of a page.
-    pub async fn rows(
-        &self,
-    ) -> Result<impl Stream<Item = Result<Result<KeptRow, CorruptRow>, StoreError>>, StoreError>
-    {
-        self.rows.all(&self.link).await
+    pub fn rows(&self) -> BoxFuture<'_, Result<EveryRow<'_>, StoreError>> {
+        Box::pin(async { Ok(self.rows.all(&self.link).await?.boxed()) })
     }
 
     async fn write_batch(&self, batch: WriteBatch) -> Result<Written, StoreError> {

@@ -18,6 +18,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{
@@ -255,7 +256,18 @@ impl Repartition {
 
     /// Resumes the change, or begins it unless `begun`. A change that was begun is never begun
     /// again, because another process may have finished it and then begun a different one.
-    async fn drive(
+    ///
+    /// The future is boxed, so that this crate compiles it rather than the crates that await it.
+    fn drive<'a>(
+        &'a self,
+        partitions: u32,
+        begun: bool,
+        report: &'a (dyn Fn(String) + Sync),
+    ) -> BoxFuture<'a, Result<(), RepartitionError>> {
+        Box::pin(self.driven(partitions, begun, report))
+    }
+
+    async fn driven(
         &self,
         partitions: u32,
         mut begun: bool,

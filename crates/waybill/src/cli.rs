@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
-use waybill_config::{ConfigError, Environment, address_from_text, load};
+use waybill_config::{ConfigError, Environment, address_from_text};
 use waybill_node::config::Config;
 use waybill_node::telemetry::LogFormat;
 use waybill_node::{Role, exposure};
@@ -444,7 +444,7 @@ impl Cli {
             command => (None, command.role(), false),
         };
         let file = file.or(self.flags.config.as_deref());
-        let mut config = load::<Config>(file, environment)?;
+        let mut config = Config::load(file, environment)?;
         self.flags.apply(role, &mut config)?;
         if let Some(needs) = role.map(Role::needs) {
             if needs.brokers && config.kafka.brokers.is_none() {

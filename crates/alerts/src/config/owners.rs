@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles};
+use waybill_contacts::{ContactRules, is_domain};
 
 use super::{EmailConfig, EmailTls, WebhookConfig};
-use crate::contact::{ContactRules, is_domain};
 
 /// The `alerts.owners` section. By default no owner is notified, and requests with contacts are
 /// refused.

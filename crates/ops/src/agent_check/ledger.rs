@@ -6,17 +6,17 @@ use anyhow::Context as _;
 use reqwest::Client;
 use reqwest::redirect::Policy;
 use serde::Deserialize;
-use waybill_agent::check::{EffectCounts, Ledger, LedgerError};
+use waybill_agent_check::{EffectCounts, Ledger, LedgerError};
 use waybill_engine::OperationId;
 
-use crate::runtime::runtime;
+use crate::runtime::{Runtime, runtime};
 
 /// The maximum time for an answer of the services.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads the ledger from `GET /ledger`.
 pub(super) struct HttpLedger {
-    runtime: tokio::runtime::Runtime,
+    runtime: Runtime,
     client: Client,
     address: String,
 }

@@ -50,7 +50,7 @@ pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Resu
     let store = open(config).await?;
     let (shared, rows): (&dyn Store, BoxStream<'_, Result<_, StoreError>>) = match &store {
         Opened::Embedded(store) => (store, stream::iter(store.rows()).boxed()),
-        Opened::Cql(store) => (&**store, store.rows().await?.boxed()),
+        Opened::Cql(store) => (&**store, store.rows().await?),
     };
     let layout = shards::layout(shared, config.partitions).await?;
     let waiting = waiting(config, shared, &layout, is_embedded).await?;

@@ -4,10 +4,10 @@ use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use serde_json::json;
 use uuid::Uuid;
-use waybill_alerts::ContactRules;
 use waybill_api::id::fresh;
 use waybill_api::request::{Envelope, Rules, delivery, operation, resubmission};
 use waybill_api::tenant_limits::TenantLimits;
+use waybill_contacts::ContactRules;
 use waybill_engine::{Contact, Workflow, WorkflowDefinition, Workflows};
 
 use super::*;

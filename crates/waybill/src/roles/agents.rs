@@ -8,7 +8,6 @@ use std::path::Path;
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, NamedHandler, NeededInputs};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls};
-use waybill_config::read_document;
 use waybill_drone_delivery::services::Caller;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
@@ -110,7 +109,7 @@ pub(super) fn load(
         }
     }
     for path in &config.agents.files {
-        let file: AgentsFile = read_document(path).map_err(|error| error.of_key("agents.files"))?;
+        let file = AgentsFile::read(path).map_err(|error| error.of_key("agents.files"))?;
         handlers.extend(load_from_file(path, &file, &services.address, workflows)?);
     }
     Ok(handlers)
@@ -169,7 +168,7 @@ pub(crate) fn load_file(
     services: &str,
     workflows: &Workflows,
 ) -> anyhow::Result<Loaded> {
-    let file: AgentsFile = read_document(path)?;
+    let file = AgentsFile::read(path)?;
     load_from_file(path, &file, services, workflows)?;
     let mut needed_inputs = NeededInputs::new();
     for workflow in workflows.iter() {

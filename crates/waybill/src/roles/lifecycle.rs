@@ -1,5 +1,7 @@
 //! The lifetime of a process with roles: ordered start, readiness, and ordered shutdown.
 
+use std::pin::Pin;
+
 use anyhow::Context as _;
 use waybill_config::Environment;
 use waybill_http::auth::Auth;
@@ -37,7 +39,10 @@ pub fn run(
         .event_interval(EVENT_INTERVAL_TASKS)
         .build()
         .context("cannot start the threads of the runtime")?;
-    let outcome = runtime.block_on(live(role, config, environment, telemetry));
+    // Boxed: the runtime's loops, with all that the future awaits, would be compiled several times.
+    let live: Pin<Box<dyn Future<Output = _>>> =
+        Box::pin(live(role, config, environment, telemetry));
+    let outcome = runtime.block_on(live);
     // Tasks that still run were cut off on purpose.
     runtime.shutdown_background();
     outcome

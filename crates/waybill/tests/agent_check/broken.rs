@@ -11,10 +11,10 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::message::{BorrowedMessage, Header, Headers as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::{ClientConfig, Message as _, Offset as At, TopicPartitionList};
-use waybill_agent::check::{EffectCounts, Ledger, LedgerError};
 use waybill_agent::{
     Action, Outcome, Outputs, StepError, StepRequest, permanent, success, unknown,
 };
+use waybill_agent_check::{EffectCounts, Ledger, LedgerError};
 use waybill_engine::{
     Attempt, Epoch, Nonce, Offset, OperationId, PartitionId, StepReply, Timestamp, partition_for,
 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use waybill_agent::check::{CheckSettings, Report, Rule, check};
+use waybill_agent_check::{CheckSettings, Report, Rule, check};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 

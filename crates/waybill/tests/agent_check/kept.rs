@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
-use waybill_agent::check::Rule;
+use waybill_agent_check::Rule;
 
 use crate::setup::{Setup, root};
 

@@ -2,10 +2,10 @@
 
 use waybill_engine::{OperationId, Outcome, StepError, Timestamp};
 
-use super::CheckSettings;
-use super::findings::Findings;
-use super::rule::Rule;
-use super::transcript::{Expected, Reply, Sent, Transcript};
+use crate::CheckSettings;
+use crate::findings::Findings;
+use crate::rule::Rule;
+use crate::transcript::{Expected, Reply, Sent, Transcript};
 
 /// The code of a decoded reply whose agent gave none.
 const NO_CODE: &str = "unspecified";

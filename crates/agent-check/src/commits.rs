@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use waybill_engine::{Offset, PartitionId, Timestamp};
 
-use super::CheckSettings;
-use super::transcript::{Expected, SentId, Transcript};
-use super::wire::group_of;
+use crate::CheckSettings;
+use crate::transcript::{Expected, SentId, Transcript};
+use crate::wire::group_of;
 
 /// The group's offsets as observed.
 #[derive(Debug, Default)]

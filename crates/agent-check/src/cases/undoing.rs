@@ -2,10 +2,10 @@
 
 use waybill_engine::{Action, Epoch, OperationId, Outcome};
 
-use crate::check::harness::{ExpectedEffect, Harness, described, sorted};
-use crate::check::judge::error_of;
-use crate::check::transcript::Expected;
-use crate::check::{CheckError, Rule};
+use crate::harness::{ExpectedEffect, Harness, described, sorted};
+use crate::judge::error_of;
+use crate::transcript::Expected;
+use crate::{CheckError, Rule};
 
 /// The rules that require undoing.
 const RULES_OF_UNDOING: [Rule; 5] = [

@@ -79,7 +79,7 @@ fn encoded(request: &StepRequest) -> Result<Vec<u8>, EncodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::StepRequestBuilder;
+    use waybill_agent::testing::StepRequestBuilder;
 
     #[test]
     fn no_poison_can_be_read() {

@@ -5,6 +5,9 @@
 //! What must hold: an accepted contact has the one normal form of its channel, so that the same
 //! request has the same hash. Nothing in it can name a second receiver or a header. No error
 //! repeats a contact.
+//!
+//! Deliberately absent: how a notification is sent. Ingestion depends on these rules alone, and a
+//! change of the alerts does not compile it again.
 
 use std::net::IpAddr;
 

@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
+use waybill_agent::testing::StepRequestBuilder;
+use waybill_clock::wall_clock;
 use waybill_engine::{
     Action, Attempt, Epoch, OperationId, Outcome, Outputs, PartitionId, StepRequest,
 };
 use waybill_messages::Record as _;
 use waybill_telemetry::chain;
 
-use super::commits::{Commits, nothing_committed};
-use super::findings::{Findings, Report};
-use super::rule::Rule;
-use super::transcript::{Expected, SentId, Transcript};
-use super::wire::{Incoming, Outgoing, Wire};
-use super::{CheckError, CheckSettings, judge};
-use crate::run::wall_clock;
-use crate::testing::StepRequestBuilder;
+use crate::commits::{Commits, nothing_committed};
+use crate::findings::{Findings, Report};
+use crate::rule::Rule;
+use crate::transcript::{Expected, SentId, Transcript};
+use crate::wire::{Incoming, Outgoing, Wire};
+use crate::{CheckError, CheckSettings, judge};
 
 /// How long one poll waits.
 const POLL_WAIT: Duration = Duration::from_millis(20);

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use waybill_clock::wall_clock;
 use waybill_engine::{Action, Offset, OperationId, Outcome, PartitionId};
 use waybill_kafka::RawRecord;
 use waybill_messages::headers::{
@@ -9,12 +10,11 @@ use waybill_messages::headers::{
 };
 
 use super::undoing::is_undone;
-use crate::check::harness::{ExpectedEffect, Harness, described};
-use crate::check::poison::Poison;
-use crate::check::transcript::Expected;
-use crate::check::wire::Outgoing;
-use crate::check::{CheckError, Rule};
-use crate::run::wall_clock;
+use crate::harness::{ExpectedEffect, Harness, described};
+use crate::poison::Poison;
+use crate::transcript::Expected;
+use crate::wire::Outgoing;
+use crate::{CheckError, Rule};
 
 /// How late the late requests are when they are sent.
 const LATE_BY: [Duration; 3] = [

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use waybill_clock::wall_clock;
 use waybill_engine::{Action, Attempt, Epoch, OperationId, Outcome, Outputs, PartitionId};
 
-use crate::check::harness::{ExpectedEffect, Harness, described, sorted, with_operation};
-use crate::check::transcript::{Expected, SentId};
-use crate::check::{CheckError, CheckSettings, Rule};
-use crate::run::wall_clock;
+use crate::harness::{ExpectedEffect, Harness, described, sorted, with_operation};
+use crate::transcript::{Expected, SentId};
+use crate::{CheckError, CheckSettings, Rule};
 
 /// Large numbers for epoch and attempt, which an agent with narrower integers cannot repeat.
 const EPOCH_LARGE: Epoch = Epoch(1 << 40);

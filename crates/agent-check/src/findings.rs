@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::rule::Rule;
+use crate::rule::Rule;
 
 /// The largest number of faults to quote for one rule.
 const QUOTED_MAX: usize = 3;

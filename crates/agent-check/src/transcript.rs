@@ -202,8 +202,8 @@ mod tests {
     use waybill_engine::{Action, Attempt, Epoch, Nonce};
 
     use super::*;
-    use crate::handler::success;
-    use crate::testing::StepRequestBuilder;
+    use waybill_agent::success;
+    use waybill_agent::testing::StepRequestBuilder;
 
     const NONCE: Nonce = Nonce([7; Nonce::BYTES]);
 

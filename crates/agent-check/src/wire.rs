@@ -12,7 +12,7 @@ use waybill_kafka::{
 };
 use waybill_messages::{Topics, is_topic_name};
 
-use super::{CheckError, CheckSettings};
+use crate::{CheckError, CheckSettings};
 
 /// The kit's client name in the brokers' metrics and logs.
 const CLIENT_ID: &str = "waybill-agent-check";

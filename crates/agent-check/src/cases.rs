@@ -8,9 +8,11 @@ mod hostile;
 mod running;
 mod undoing;
 
-use super::harness::{ExpectedEffect, Harness, described};
-use super::{CheckError, Ledger, Rule};
+use waybill_clock::wall_clock;
 use waybill_engine::{Action, Outcome};
+
+use crate::harness::{ExpectedEffect, Harness, described};
+use crate::{CheckError, Ledger, Rule};
 
 /// Runs all cases. Stops early if the agent does not answer, does not perform the step, or does not
 /// survive a poison record.
@@ -44,7 +46,7 @@ pub(super) fn run(
 fn opening(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     let operation = harness.operation();
     let mut request = harness.request(operation, Action::Run);
-    request.complete_by = crate::run::wall_clock() + harness.settings.patience;
+    request.complete_by = wall_clock() + harness.settings.patience;
     let mut answer = harness.answers(vec![request])?.remove(0);
     if let Some(outcome) = &answer
         && !matches!(outcome, Outcome::Success { .. } | Outcome::Permanent { .. })

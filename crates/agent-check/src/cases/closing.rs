@@ -3,9 +3,9 @@
 use waybill_engine::{Action, OperationId, Outcome};
 
 use super::undoing::is_undone;
-use crate::check::harness::{ExpectedEffect, Harness, described};
-use crate::check::transcript::SentId;
-use crate::check::{CheckError, Ledger, Rule};
+use crate::harness::{ExpectedEffect, Harness, described};
+use crate::transcript::SentId;
+use crate::{CheckError, Ledger, Rule};
 
 /// The largest number of operations to ask the ledger about.
 const LEDGER_OPERATIONS_MAX: usize = 200;
