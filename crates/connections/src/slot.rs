@@ -29,9 +29,9 @@ impl ConnectionSlot {
         (total / self.open_then).clamp(*each.start(), *each.end())
     }
 
-    /// Reports when bytes were last received or sent, how many requests are under way or arriving,
-    /// whether the connection waits for the rest of one, and how many bytes it has received since
-    /// the last report.
+    /// Reports when bytes were last received or sent, how many requests are in progress or
+    /// arriving, whether the connection waits for the rest of one, and how many bytes it has
+    /// received since the last report.
     pub fn report(
         &self,
         last_traffic: Instant,
@@ -48,8 +48,8 @@ impl ConnectionSlot {
         self.activity.requests.store(requests, Relaxed);
     }
 
-    /// Reports that a request has arrived. It is under way until the returned guard is dropped. For
-    /// connections that do not [`report`](Self::report) by themselves.
+    /// Reports that a request has arrived. It is in progress until the returned guard is dropped.
+    /// For connections that do not [`report`](Self::report) by themselves.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl ConnectionSlot {
         self.activity.is_logged_in.store(true, Relaxed);
     }
 
-    /// How many requests of this connection are under way.
+    /// How many requests of this connection are in progress.
     #[must_use]
     pub fn requests(&self) -> u32 {
         self.activity.requests.load(Relaxed)

@@ -17,7 +17,7 @@ pub const CONNECTIONS: RangeInclusive<usize> = 8..=CONNECTIONS_MAX;
 /// Of these, from one address: a browser opens six, which is also the share of one address at the
 /// minimum.
 pub const CONNECTIONS_PER_ADDRESS: RangeInclusive<usize> = 6..=CONNECTIONS_MAX;
-/// Requests under way at a listener: each takes some kilobytes.
+/// Requests in progress at a listener: each takes some kilobytes.
 pub const REQUESTS: RangeInclusive<usize> = 1..=1_000_000;
 /// Header fields of a request: a browser sends about 20, and proxies add about 10.
 pub const HEADERS: RangeInclusive<usize> = 32..=HEADERS_LIMIT_MAX;

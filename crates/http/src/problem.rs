@@ -81,7 +81,7 @@ pub enum Kind {
     RowUnreadable,
     /// The tenant of the request has reached its rate limit.
     TooManyRequests,
-    /// The process has reached its limit on requests under way.
+    /// The process has reached its limit on requests in progress.
     Overloaded,
     /// The broker does not accept the request.
     BrokerUnavailable,

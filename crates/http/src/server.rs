@@ -41,10 +41,10 @@ const FULL_PAUSE: Duration = Duration::from_millis(20);
 /// How much of an answer is passed on at once. The next piece shows whether the client still reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// The default limit on requests under way on one HTTP/2 connection. h2 keeps two kilobytes for
+/// The default limit on requests in progress on one HTTP/2 connection. h2 keeps two kilobytes for
 /// each stream that was ever open at the same time, for the lifetime of the connection.
 pub const REQUESTS_PER_CONNECTION_MAX: usize = 128;
-/// How many requests each connection may always have under way, whatever the others have.
+/// How many requests each connection may always have in progress, whatever the others have.
 const REQUESTS_EACH: u32 = 4;
 /// How many requests each connection may begin, however many connections there are.
 const REQUESTS_PER_CONNECTION_MIN: usize = 32;
@@ -91,10 +91,10 @@ pub struct ServerLimits {
     /// The limit on open connections from one address. A new one replaces a slow or
     /// idle one of the address, or is closed if there is none.
     pub connections_per_address_max: usize,
-    /// The limit on requests under way on one HTTP/2 connection. The limit is lower, down to 32, if
-    /// the share of each connection in `requests_shared_max` is lower.
+    /// The limit on requests in progress on one HTTP/2 connection. The limit is lower, down to 32,
+    /// if the share of each connection in `requests_shared_max` is lower.
     pub requests_per_connection_max: usize,
-    /// The limit on requests under way on all connections together, beyond a few that each
+    /// The limit on requests in progress on all connections together, beyond a few that each
     /// connection may always have. One address gets at most three quarters. A request above the
     /// limit is refused by `REFUSED_STREAM` (RFC 9113, section 8.7): it was not looked at, and the
     /// client may retry.
@@ -173,7 +173,7 @@ impl<S: Service> Server<S> {
     }
 
     /// Accepts connections until `stop` is cancelled. Then asks the open connections to end once
-    /// they have no request under way, and waits for them. Dropping the future cuts them off.
+    /// they have no request in progress, and waits for them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
         // A connection that may have a slot at once does not wait behind these.
@@ -350,7 +350,7 @@ impl<S: Service> Connection<S> {
     }
 }
 
-/// Polls a connection. While it has several requests under way, polls it after the tasks that are
+/// Polls a connection. While it has several requests in progress, polls it after the tasks that are
 /// ready, so that answers that become ready together leave with one write.
 ///
 /// hyper has a task for each request of an HTTP/2 connection, and an answer wakes the connection.
@@ -384,8 +384,8 @@ enum NoAnswer<E: Error + 'static> {
     Unanswered(#[source] E),
 }
 
-/// The body of an answer, in small pieces. Its request is under way until the last piece is written
-/// or the body is dropped.
+/// The body of an answer, in small pieces. Its request is in progress until the last piece is
+/// written or the body is dropped.
 struct Tracked<B> {
     body: B,
     /// The rest of the part that the body returned last.

@@ -64,7 +64,7 @@ impl BatchLimits {
     }
 }
 
-/// One batch under way.
+/// One batch in progress.
 pub struct Batch<B> {
     parts: Parts<B>,
     lines: Lines,

@@ -243,9 +243,9 @@ impl Ingestion {
         self.address
     }
 
-    /// Stops accepting, and answers the requests under way. Ends batches after the lines that were
-    /// read, and event streams at once. Waits for the outcome of all records. Cuts off everything
-    /// that has not ended within the drain time-out.
+    /// Stops accepting, and answers the requests in progress. Ends batches after the lines that
+    /// were read, and event streams at once. Waits for the outcome of all records. Cuts off
+    /// everything that has not ended within the drain time-out.
     pub async fn shutdown(mut self) {
         self.accepting.cancel();
         self.batches_stop.cancel();

@@ -98,7 +98,7 @@ impl RequestLookup {
         }
     }
 
-    /// Closes the connection, once a read under way has ended. Blocks.
+    /// Closes the connection, once a read in progress has ended. Blocks.
     pub fn close(&self) {
         self.reader.close();
     }

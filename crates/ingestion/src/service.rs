@@ -79,7 +79,7 @@ pub struct Api {
     pub batch: BatchLimits,
     /// Bytes of bodies that may be held at once.
     pub budget: TenantSemaphore,
-    /// Batches and event streams under way.
+    /// Batches and event streams in progress.
     pub batches: TaskTracker,
     /// Ends them early.
     pub stop: CancellationToken,

@@ -70,7 +70,7 @@ pub struct IngestionSettings {
     pub tenant_rates: TenantRates,
     /// Whether high-priority requests have their own topic.
     pub has_high_priority_topic: bool,
-    /// How long requests under way may take to finish at shutdown.
+    /// How long requests in progress may take to finish at shutdown.
     pub drain_timeout: Duration,
 }
 

@@ -97,7 +97,7 @@ impl StoreReads {
             let mut of = self.consumed.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry((priority, partition)).or_default())
         };
-        // The time limit includes the wait for a read that is under way.
+        // The time limit includes the wait for a read that is in progress.
         self.answered(async {
             let mut known = known.lock().await;
             if let Some((read_at, offset)) = *known

@@ -64,7 +64,7 @@ fn to_encode(row: RowWrite) -> (RowCodec, RowWrite, RowBytes) {
     (codec, row, bytes)
 }
 
-/// The row of an operation that is under way, both parts.
+/// The row of an operation that is in progress, both parts.
 fn to_decode() -> (RowCodec, RowBytes) {
     let row = RowWrite {
         created: first_write().created,
@@ -74,7 +74,7 @@ fn to_decode() -> (RowCodec, RowBytes) {
     (codec, bytes)
 }
 
-/// A delivery whose first step is under way.
+/// A delivery whose first step is in progress.
 fn first_write() -> RowWrite {
     let created = Created {
         workflow: "drone-delivery".into(),
@@ -103,7 +103,7 @@ fn first_write() -> RowWrite {
     }
 }
 
-/// A delivery whose fourth step is under way.
+/// A delivery whose fourth step is in progress.
 fn later_write() -> RowWrite {
     write(3)
 }

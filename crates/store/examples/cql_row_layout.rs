@@ -28,7 +28,7 @@ const KEYSPACE: &str = "waybill_row_layout";
 /// How many bytes a row's state has.
 const STATE_BYTES: usize = 1_000;
 
-/// How many statements may be under way.
+/// How many statements may be in progress.
 const IN_FLIGHT: usize = 256;
 
 /// Rows of one group commit.

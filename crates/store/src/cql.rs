@@ -13,12 +13,12 @@
 //! * **Unknown is not failed.** `cql/link.rs` describes repeats, time-outs and the meaning of
 //!   errors.
 //!
-//! Rows that are under way together share a partition. Measured on one Cassandra 5.0.8 that syncs
-//! its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
-//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows a second, for
-//! 280 to 420 µs of the server's CPU each; unlogged batches of 8 slots 3,600, 14,900 and 25,600, for
-//! 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time would be
-//! partitions without end: so slots follow the time that is in the server's own ids.
+//! Operations that are in progress at the same time share a partition. Measured on one Cassandra
+//! 5.0.8 that syncs its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
+//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows a second,
+//! for 280 to 420 µs of the server's CPU each; unlogged batches of 8 slots 3,600, 14,900 and
+//! 25,600, for 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time
+//! would be partitions without end: so slots follow the time that is in the server's own ids.
 //!
 //! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and reads before writes.
 
@@ -62,7 +62,7 @@ use crate::{
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
 ///
-/// Dropping it ends its connections; requests under way may still take effect.
+/// Dropping it ends its connections; requests in progress may still take effect.
 pub struct CqlStore {
     keyspace: String,
     link: Arc<Link>,

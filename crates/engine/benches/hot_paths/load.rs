@@ -81,7 +81,7 @@ impl Load {
             let batch = self
                 .engine
                 .take_batch(self.now)
-                .expect("something always follows while deliveries are under way");
+                .expect("something always follows while deliveries are in progress");
             for command in batch.commands {
                 self.execute(command);
             }

@@ -40,7 +40,7 @@ pub struct CqlConfig {
     /// How long a read or a write is retried while the servers do not answer or its outcome is
     /// unknown; then the call fails. Default: 30 s.
     pub patience: Duration,
-    /// How many requests of this store may be under way. Default: 256.
+    /// How many requests of this store may be in progress. Default: 256.
     pub in_flight_max: NonZeroUsize,
     /// How many bytes one row's state and immutable part may have together; a batch with a longer
     /// one is refused. Must be below half of the servers' commit log segment (Cassandra's default

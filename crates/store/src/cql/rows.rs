@@ -66,9 +66,10 @@ pub(super) struct Rows {
 /// The partition of an operation's row. Never changes: rows are found by it.
 ///
 /// The server's own ids (UUIDv7) contain their time of creation. Those of some seconds share a few
-/// slots, so that rows under way together are stored together, and a slot stops growing after its
-/// time. At 5,000 operations a second a slot holds 2,500 rows. A caller's id (UUIDv5) contains no
-/// time and has a slot of its own. Slots of the former are not negative, those of the latter are.
+/// slots, so that operations in progress at the same time are stored together, and a slot stops
+/// growing after its time. At 5,000 operations a second a slot holds 2,500 rows. A caller's id
+/// (UUIDv5) contains no time and has a slot of its own. Slots of the former are not negative, those
+/// of the latter are.
 fn slot(id: OperationId) -> i64 {
     if id.0.get_version_num() == 7 {
         let (high, _) = id.0.as_u64_pair();

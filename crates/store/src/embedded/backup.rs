@@ -3,7 +3,7 @@
 //! What must hold:
 //!
 //! * **One instant.** While the caller of [`EmbeddedStore::while_held`] records what else belongs
-//!   to the instant, no change is under way and none begins.
+//!   to the instant, no change is in progress and none begins.
 //! * **Commits are never held back for long.** The writer continues after [`HOLD_MAX`] whatever the
 //!   caller does. The caller then gets an error and no snapshot.
 //! * **Entries are bytes.** They are neither decoded nor validated: unreadable ones are copied,
