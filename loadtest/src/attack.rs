@@ -1,4 +1,4 @@
-//! `waybill-loadtest attack`: attacks of a hostile process on the network, all at once.
+//! `waybill-loadtest attack`: attacks of a hostile process on the network, all at the same time.
 //!
 //! It shows that honest clients are still served: run it beside `waybill-loadtest run attacked`.
 //! Attackers use their own loopback addresses, so that limits by address apply to them and not to

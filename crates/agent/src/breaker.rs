@@ -2,7 +2,7 @@
 //!
 //! Closed, it keeps the results of the last calls, and opens on a failure that brings the share of
 //! failures to the limit. A success never opens it: after a repair the window may still hold many
-//! failures. After `open_for`, the next calls are probes, a few at once, and only their results
+//! failures. After `open_for`, the next calls are probes, a few at a time, and only their results
 //! close the breaker or open it again.
 //!
 //! What must hold: a result counts only in the state in which its call began. A call that began

@@ -1,7 +1,7 @@
 //! The alerts that wait for one receiver, and how they are grouped into messages.
 //!
 //! Time is an argument, and nothing is sent here: the worker asks for the next message. An alert
-//! without a similar one before it is *fresh* and is sent at once. It opens a window in which
+//! without a similar one before it is *fresh* and is sent immediately. It opens a window in which
 //! similar alerts are gathered. The window lasts `dedup_window` from when the fresh alert was
 //! taken, so that a receiver that was unreachable for an hour gets two messages of a kind, not
 //! sixty.

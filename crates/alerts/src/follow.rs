@@ -60,7 +60,7 @@ pub struct AlertSource {
     /// The names of the topics.
     pub topics: Topics,
     /// A name that stays the same over restarts of this process, so that it gets its partitions
-    /// back at once after it was killed; `None` to join as a new member at each start.
+    /// back immediately after it was killed; `None` to join as a new member at each start.
     pub instance_id: Option<String>,
     /// How long an attempt in progress at a stop may continue. An attempt that is cut off is
     /// repeated after the next start, and the receiver may then get the alert twice.

@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// How many of `count` requests at once pass.
+    /// How many of `count` simultaneous requests pass.
     fn passed(limits: &TenantLimits, tenant: &str, count: usize) -> usize {
         let tenant = tenant.to_owned();
         (0..count).filter(|_| limits.take(&tenant).is_ok()).count()

@@ -33,7 +33,7 @@ use waybill_wire::{self as wire, Malformed};
 
 /// How often the time-outs are looked at, at least.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
-/// How much is read at once if nothing larger is expected.
+/// How much is read at a time if nothing larger is expected.
 const READ_BYTES: usize = 16 << 10;
 /// The largest request before the login.
 const LOGIN_REQUEST_BYTES_MAX: usize = 32 << 10;

@@ -10,7 +10,7 @@ use crate::BootTime;
 pub const HOLD: Duration = Duration::from_secs(30);
 
 /// Smallest difference between the clocks that counts as a step. Smaller ones are drift and
-/// followed at once.
+/// followed immediately.
 pub const STEP_MIN: Duration = Duration::from_millis(500);
 
 /// After a longer gap between readings the [`HOLD`] time starts again: nothing observed the step in

@@ -77,8 +77,8 @@ pub const DEFAULT_CONNECTIONS_MAX: usize = 4_096;
 /// have six thousand.
 pub const DEFAULT_REQUESTS_MAX: usize = 8_192;
 
-/// The maximum number of requests that wait for a latency at once. Requests of disconnected clients
-/// count too.
+/// The maximum number of requests that wait for a configured latency at the same time. Requests of
+/// disconnected clients count too.
 pub const DELAYED_MAX: usize = 16_384;
 
 /// One of the five services.
@@ -196,7 +196,7 @@ fn list(errors: &[FieldError]) -> String {
     errors.join("; ")
 }
 
-/// The running services. Without [`Services::shutdown`], dropping them ends them at once, as if
+/// The running services. Without [`Services::shutdown`], dropping them ends them immediately, as if
 /// killed.
 #[derive(Debug)]
 pub struct Services {

@@ -270,7 +270,7 @@ mod tests {
         }
         assert!(
             (3..=6).contains(&rounds),
-            "it grows, and not at once: {rounds}"
+            "it grows, but not immediately: {rounds}"
         );
         assert_eq!(gates.throttled(), 0);
     }

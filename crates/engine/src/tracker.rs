@@ -63,8 +63,8 @@ impl OffsetTracker {
         true
     }
 
-    /// Skips the records up to `offset`: they belong to other shards, and are done at once. Records
-    /// at or below an offset that was begun before change nothing.
+    /// Skips the records up to `offset`: they belong to other shards, and are done immediately.
+    /// Records at or below an offset that was begun before change nothing.
     pub fn pass(&mut self, offset: Offset, fingerprint: u64) {
         if offset < self.next {
             return;

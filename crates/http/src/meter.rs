@@ -104,7 +104,7 @@ pub(crate) struct ConnectionMeter {
 }
 
 impl ConnectionMeter {
-    /// Creates a meter for the connections of `listener`, and shows their limits at once.
+    /// Creates a meter for the connections of `listener`, and shows their limits immediately.
     pub(crate) fn new(listener: &str, connections: &Connections) -> Self {
         let limits = connections.limits();
         MAX.of([listener]).set(limits.max as f64);

@@ -38,7 +38,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait before the next search for a connection to replace.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// How much of an answer is passed on at once. The next piece shows whether the client still reads.
+/// How much of an answer is passed on at a time. The next piece shows whether the client still
+/// reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
 /// The default limit on requests in progress on one HTTP/2 connection. h2 keeps two kilobytes for
@@ -176,7 +177,7 @@ impl<S: Service> Server<S> {
     /// they have no request in progress, and waits for them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
-        // A connection that may have a slot at once does not wait behind these.
+        // A connection that may have a slot immediately does not wait behind these.
         let mut waiting = Waiting::new();
         let mut retries = tokio::time::interval(FULL_PAUSE);
         retries.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,8 +1,8 @@
 //! The requests in flight, and those accepted so recently that they may not have a row yet.
 //!
 //! The scheduler's row is authoritative. Until it exists, this cache joins a repeat with its first
-//! request, detects a conflict at once, and lets a status without a token answer `Pending`. It is
-//! an optimisation: bounded, the oldest forgotten first, and empty after a restart. No guarantee
+//! request, detects a conflict immediately, and lets a status without a token answer `Pending`. It
+//! is an optimisation: bounded, the oldest forgotten first, and empty after a restart. No guarantee
 //! depends on it: two processes may write records with the same id, and the scheduler decides
 //! between them.
 //!

@@ -244,7 +244,7 @@ impl Ingestion {
     }
 
     /// Stops accepting, and answers the requests in progress. Ends batches after the lines that
-    /// were read, and event streams at once. Waits for the outcome of all records. Cuts off
+    /// were read, and event streams immediately. Waits for the outcome of all records. Cuts off
     /// everything that has not ended within the drain time-out.
     pub async fn shutdown(mut self) {
         self.accepting.cancel();

@@ -77,7 +77,7 @@ pub struct Api {
     pub patience: Patience,
     /// The limits of a batch.
     pub batch: BatchLimits,
-    /// Bytes of bodies that may be held at once.
+    /// The memory for request bodies, in bytes.
     pub budget: TenantSemaphore,
     /// Batches and event streams in progress.
     pub batches: TaskTracker,

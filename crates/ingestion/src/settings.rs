@@ -17,7 +17,7 @@ pub struct IngestionSettings {
     pub request_bytes_max: usize,
     /// The largest line of a batch; a batch itself has no limit.
     pub batch_line_bytes_max: usize,
-    /// How many lines of one batch may wait for the broker at once.
+    /// How many lines of one batch may wait for the broker.
     pub batch_lines_max: usize,
     /// The largest head of a request.
     pub header_bytes_max: usize,
@@ -113,12 +113,12 @@ impl Default for IngestionSettings {
 /// itself.
 pub(super) const REQUEST_BYTES: usize = 4 * 1024;
 
-/// How many bytes the answers of a batch may hold in memory at once: answers that wait for earlier
-/// ones, and answers that the client has not read, here and in its connection.
+/// How many bytes the answers of a batch may hold in memory at the same time: answers that wait for
+/// earlier ones, and answers that the client has not read, here and in its connection.
 const BATCH_ANSWERS_BYTES: usize = 256 * 1024;
 
-/// How many bytes the lines of a batch and their answers may hold in memory at once. An arriving
-/// part may exceed it by at most its own size.
+/// How many bytes the lines of a batch and their answers may hold in memory at the same time. An
+/// arriving part may exceed it by at most its own size.
 pub(super) fn batch_bytes(line_bytes_max: usize) -> usize {
     let lines = line_bytes_max.saturating_mul(4).max(256 * 1024);
     lines.saturating_add(BATCH_ANSWERS_BYTES)

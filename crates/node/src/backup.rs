@@ -38,7 +38,7 @@ pub use restore::{RestoreError, restore};
 use waybill_clock::wall_clock;
 use waybill_telemetry::chain;
 
-/// How much is read, and sent, at once.
+/// How much is read, and sent, at a time.
 const PIECE_BYTES: usize = 256 << 10;
 /// How many pieces wait for the reader of the backup.
 const PIECES_WAITING: usize = 4;

@@ -106,7 +106,7 @@ impl Signals {
                     Some(()) = interrupt.recv() => "SIGINT",
                     else => return,
                 };
-                // Further signals change nothing: two are enough to end at once.
+                // Further signals change nothing: two are enough to end immediately.
                 let _ = sender.try_send(name);
             }
         });

@@ -8,9 +8,9 @@
 //! * **A line holds its whole row.** Each line is decoded again when it is written, and encoded again when it is
 //!   read; a difference is refused.
 //! * **An import changes no existing operation.** An equal one is skipped, a different one is reported.
-//! * **Unfinished operations continue.** An import leaves them as if they were handed off: without an owner, with an
-//!   epoch that no owner can have, so that the scheduler that loads one resumes it, and due at once in the deadline
-//!   index.
+//! * **Unfinished operations continue.** An import leaves them as if they were handed off: without
+//!   an owner, with an epoch that no owner can have, so that the scheduler that loads one resumes
+//!   it, and due immediately in the deadline index.
 //! * **Stamps of the next owner are higher.** A stamp ahead of the clock is refused.
 //!
 //! Deliberately absent: leases, checkpoints, the layout, and records in topics. The new installation has its own.

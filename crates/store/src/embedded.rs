@@ -13,9 +13,9 @@
 //!   store is opened again in place. See `embedded/reopening.rs`.
 //! * **Flushes and compactions never stall for good.** Full memtables are rotated after a commit,
 //!   and a commit first waits for the worker, by our own rules. See `embedded/flushing.rs`.
-//! * **Retention affects reads first.** A row past its retention reads as absent at once. Its bytes
-//!   are purged later, in bounded steps: see `embedded/purge.rs`. Retention does not depend on the
-//!   wall clock: see `embedded/retention.rs`.
+//! * **Retention affects reads first.** A row past its retention reads as absent immediately. Its
+//!   bytes are purged later, in bounded steps: see `embedded/purge.rs`. Retention does not depend
+//!   on the wall clock: see `embedded/retention.rs`.
 //!
 //! Deliberately absent: settings that trade durability for speed.
 

@@ -74,9 +74,9 @@ pub use takeable::takeable;
 
 /// The state store.
 ///
-/// Every method may be called from many tasks at once. Futures are boxed because one is made per
-/// group commit, never per record. Dropping a future does not undo what it began: the write may
-/// still happen.
+/// Every method may be called from many tasks at the same time. Futures are boxed because one is
+/// made per group commit, never per record. Dropping a future does not undo what it began: the
+/// write may still happen.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Whether this process is the only one that can have the store open, so that leases of older
     /// processes are known to be dead.
@@ -131,7 +131,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// The reply key of the installation. If there is none yet, `candidate` becomes it; of several
-    /// callers at once, one succeeds and all get its key.
+    /// callers at the same time, one succeeds and all get its key.
     fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>>;
 
     /// Reads up to `limit` entries of one bucket of an index shard, in order, after `after`.

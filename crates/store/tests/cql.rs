@@ -130,7 +130,8 @@ async fn a_cql_store_allows_several_processes() {
     subject.clean_up().await;
 }
 
-/// Two processes, each with its own stamps, write the same rows at once, some of them in batches.
+/// Two processes, each with its own stamps, write the same rows at the same time, some of them in
+/// batches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_racing_writer_with_the_higher_stamps_wins() {
     let Some(subject) = Cql::new_or_skip() else {

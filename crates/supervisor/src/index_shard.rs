@@ -21,7 +21,7 @@ use super::parked_stats::ParkedStats;
 use super::reroute::Rerouter;
 use super::sweep::Sweep;
 
-/// Maximum number of entries in one read, and so of rows held at once.
+/// Maximum number of entries in one read, and so of rows held at the same time.
 const PAGE_ENTRIES: usize = 500;
 /// How often a partition that is no longer in use is checked for records.
 const REROUTE_EVERY: Duration = Duration::from_secs(3);
@@ -203,7 +203,8 @@ impl IndexShard {
     }
 
     /// Reads the open buckets, sends recoveries for due entries, and moves the cursor. Returns
-    /// whether the next pass should follow at once, because the cursor could have moved further.
+    /// whether the next pass should follow immediately, because the cursor could have moved
+    /// further.
     async fn pass(
         &self,
         sweep: &mut Sweep,

@@ -252,7 +252,7 @@ mod tests {
         }
         let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
         assert_eq!(sweep.next_cursor(), Some(next));
-        assert!(sweep.cursor_moved(next), "it continues at once");
+        assert!(sweep.cursor_moved(next), "the sweep continues immediately");
         assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
     }
 

@@ -37,7 +37,7 @@ const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
 A key such as scheduler.handOffAfter is WAYBILL_SCHEDULER__HAND_OFF_AFTER in the environment.
 
-Signals: SIGTERM and Ctrl-C drain and stop within shutdownTimeout; a second one ends the process at once.
+Signals: SIGTERM and Ctrl-C stop the process within shutdownTimeout; a second signal ends it immediately.
 
 Exit codes:
   0  success, or a clean shutdown

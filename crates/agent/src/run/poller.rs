@@ -51,7 +51,7 @@ impl Signal {
             .compare_exchange(Self::RUN, Self::DRAIN, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Stop at once.
+    /// Stop immediately.
     pub(super) fn abandon(&self) {
         self.0.store(Self::ABANDON, Ordering::Relaxed);
     }

@@ -10,8 +10,8 @@
 //!
 //! What must hold: members of one generation get assignments of that generation only; a static
 //! member (one with an instance id) that comes back with the same subscription takes over its
-//! predecessor's assignment at once, and the predecessor is fenced; a member that is waiting for
-//! an answer does not lose its session.
+//! predecessor's assignment immediately, and the predecessor is fenced; a member that is waiting
+//! for an answer does not lose its session.
 //!
 //! The broker keeps no members over a restart: it rejects them as unknown, and they join again.
 

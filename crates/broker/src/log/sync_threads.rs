@@ -1,4 +1,4 @@
-//! Group commit: one thread syncs all waiting partitions at once.
+//! Group commit: one thread syncs all waiting partitions together.
 //!
 //! A partition that needs a sync queues itself, once. The sync thread takes all queued partitions,
 //! syncs each and wakes all waiting requests; later appends go into the next round. So the disk's
@@ -220,7 +220,7 @@ struct Chores<'a> {
     queue: &'a SyncQueue,
     /// Segments whose index did not fit on the disk.
     unindexed: Vec<Closing>,
-    /// Partitions whose synced end has moved. It is stored for many at once.
+    /// Partitions whose synced end has moved. It is stored for many together.
     moved: Vec<Arc<Partition>>,
     /// Whether some recorded ends are not stored.
     is_unstored: bool,

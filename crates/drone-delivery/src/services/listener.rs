@@ -22,8 +22,8 @@ const GATE: GateLimits = GateLimits {
     idle_timeout: Duration::from_secs(120),
 };
 
-/// The maximum number of concurrent requests per HTTP/2 connection. Agents send many at once, on
-/// few connections.
+/// The maximum number of concurrent requests per HTTP/2 connection. Agents send many at the same
+/// time, on few connections.
 const REQUESTS_PER_CONNECTION_MAX: usize = 1_024;
 
 /// How long running requests may take after the shutdown began.
@@ -65,7 +65,7 @@ impl Service for Site {
     }
 }
 
-/// Serves until `stopping`, then lets running requests finish. Ends at once with `aborting`.
+/// Serves until `stopping`, then lets running requests finish. Ends immediately with `aborting`.
 pub(super) async fn listen(
     server: Server<Site>,
     stopping: CancellationToken,

@@ -1,5 +1,5 @@
 //! Deliveries through an engine with simulated surroundings: agents reply in the batch after the
-//! request, and rows are durable at once.
+//! request, and rows are durable immediately.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::time::{Stamp, Timestamp};
 ///
 /// Batches are executed in the order of their numbers, but the next one need not wait for the
 /// acknowledgements of the last. A batch without commands only marks records without effects as
-/// done; it is settled at once.
+/// done; it is settled immediately.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Batch {
     /// Its number, which [`Event::Settled`](crate::Event::Settled) gives back.

@@ -78,7 +78,7 @@ pub enum Event {
         record: Box<ForwardRecord>,
     },
     /// Records that this shard skips: they belong to another shard, or a shard that it follows has
-    /// done them. All records up to this offset that were not given are done at once.
+    /// done them. All records up to this offset that were not given are done immediately.
     Passed {
         /// The topic that they were read from.
         source: Source,

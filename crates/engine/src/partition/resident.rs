@@ -327,9 +327,9 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// When the operation is handed off to the deadline index: after a while in memory, or at once
-    /// if it waits beyond that until `due` and expects no reply. So thousands of operations that
-    /// wait for one agent leave the window to others.
+    /// When the operation is handed off to the deadline index: after a while in memory, or
+    /// immediately if it waits beyond that until `due` and expects no reply. So thousands of
+    /// operations that wait for one agent leave the window to others.
     fn hand_off_at(&self, config: &EngineConfig, due: Option<Timestamp>) -> Timestamp {
         let lingered = self.since + config.hand_off_after;
         let may_get_reply =

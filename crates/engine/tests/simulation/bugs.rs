@@ -89,7 +89,7 @@ impl Bug {
                 "A success of an attempt that had succeeded is dropped though its undo has begun"
             }
             Self::TrustForgetful => {
-                "An undo counts at once where the service forgets what was undone"
+                "An undo counts immediately although the service forgets what was undone"
             }
             Self::UndoBeforeSettled => {
                 "A step of unknown outcome is undone before late calls can no longer take effect"

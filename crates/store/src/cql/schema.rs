@@ -15,11 +15,11 @@
 //! ```
 //!
 //! Migrations are numbered and never change once they are released. Several processes may migrate
-//! at once: each statement creates only what is missing, and a lightweight transaction moves the
-//! version. (On Cassandra up to 5.0, two nodes that create one table at the same moment may
-//! disagree about it; begin one migration there, from one place.) Processes of the older version
-//! continue during a migration, so a migration may only add. Whether they may continue after it
-//! depends on the formats of the stored values (`codec`).
+//! at the same time: each statement creates only what is missing, and a lightweight transaction
+//! moves the version. (On Cassandra up to 5.0, two nodes that create one table at the same moment
+//! may disagree about it; begin one migration there, from one place.) Processes of the older
+//! version continue during a migration, so a migration may only add. Whether they may continue
+//! after it depends on the formats of the stored values (`codec`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -418,7 +418,7 @@ where
 }
 
 /// Tries a query a few times, unless it is refused: a server that is changing its tables may not
-/// answer at once.
+/// answer immediately.
 async fn ask(
     session: &Session,
     statement: impl Into<Statement>,

@@ -8,7 +8,7 @@
 //!   a hint, and the next walk finds it again, so the tables need no long grace.
 //! * **No delete affects a later write.** Each carries a timestamp of some minutes before its reads
 //!   began, so that entries written meanwhile stay.
-//! * Several processes may walk at once; they delete the same entries.
+//! * Several processes may walk at the same time; they delete the same entries.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,7 +26,7 @@ use super::reopening::Reopening;
 use super::writer::Command;
 use crate::{DUE_BUCKETS_AGAIN, DueBucket, StoreError, keys};
 
-/// How many entries are removed at once.
+/// How many entries are removed at a time.
 const PAGE: usize = 256;
 
 /// How old an attention entry is when it is looked at for the first time.

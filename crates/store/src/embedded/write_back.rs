@@ -1,8 +1,8 @@
 //! Starts write-back of tables' files while they grow.
 //!
 //! The key-value store writes a file of up to 32 MiB in one go and syncs it when it is complete.
-//! Without early write-back, all of it would go to the disk at once, and the syncs of requests on
-//! that disk would wait for it.
+//! Without early write-back, all of it would go to the disk in one burst, and the syncs of requests
+//! on that disk would wait for it.
 //!
 //! The thread looks at files only while some may grow: it wakes when memtables are rotated or a commit compacts, and
 //! sleeps again a second after the last flush, compaction and growth. Files that the key-value store begins while it

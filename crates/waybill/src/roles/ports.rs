@@ -1,5 +1,5 @@
 //! Checks that all listen addresses of a role can be bound, before anything else is created, and
-//! reports all failures at once.
+//! reports all failures together.
 
 use std::io;
 use std::net::SocketAddr;

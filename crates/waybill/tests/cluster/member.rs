@@ -49,7 +49,7 @@ impl Member {
         self.process = Some(process);
     }
 
-    /// Sends SIGKILL and starts it again at once.
+    /// Sends SIGKILL and starts it again immediately.
     pub fn kill_and_start_again(&mut self) {
         self.kill();
         self.start_again();

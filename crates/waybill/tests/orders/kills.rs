@@ -114,8 +114,8 @@ fn repeated_kills_lose_and_duplicate_no_order() {
     assert_eq!(shop.postgres.number(shelf), on_hand);
 }
 
-/// The customers: a process for each order, several at once. A killed one leaves either a complete
-/// order or none, and is started again.
+/// The customers: a process for each order, several at the same time. A killed one leaves either a
+/// complete order or none, and is started again.
 #[derive(Default)]
 struct Customers {
     next: u64,

@@ -12,7 +12,7 @@ use waybill_engine::{OperationStatus, StatusKind};
 use waybill_messages::Record as _;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
-/// Requests of a tenant that sends all at once.
+/// Requests of a tenant that sends all at the same time.
 const BACKLOG: usize = 300;
 /// The number of later requests: of another tenant, and of high priority.
 const FEW: usize = 6;

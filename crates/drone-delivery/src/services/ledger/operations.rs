@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::states::{SlotSet, States};
 
-/// The number of operations that are turned into lines at once.
+/// The number of operations that are turned into lines at a time.
 const OPERATIONS_AT_ONCE: usize = 256;
 
 /// The maximum length of a line. The services write at most 256 bytes of key, twice, and about 200
