@@ -36,8 +36,8 @@
 //!
 //! On disk, below [`BrokerSettings::data_dir`]: `lock` (one process owns the directory), `meta/`
 //! (topics, producer id blocks, log starts and group offsets in an embedded key-value store) and
-//! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment, and `synced-0` and
-//! `synced-1` (how far each log is known to be synced).
+//! `logs/<topic>/<partition>/<base offset>.log` with an `.index` next to each closed segment, and
+//! `synced-0` and `synced-1` (how far each log is known to be synced).
 
 mod access;
 mod api;

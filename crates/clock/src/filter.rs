@@ -134,7 +134,7 @@ mod tests {
             }
         }
 
-        /// Advances time with four readings a second while the wall clock is `ahead`. Returns how
+        /// Advances time with four readings per second while the wall clock is `ahead`. Returns how
         /// far the resulting time is ahead, and what changed.
         fn pass(&mut self, millis: i64, ahead: i64) -> (i64, Vec<Change>) {
             let until = self.at + millis;

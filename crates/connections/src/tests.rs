@@ -263,7 +263,7 @@ fn answers_that_are_read_do_not_excuse_one_that_is_not() {
     unread
         .iter_mut()
         .for_each(|request| request.set_unread(true));
-    // One reads small answers beside it, the other one a large one.
+    // The first client also reads small answers, and the second one a large answer.
     let mut read = slow.begin_request().unwrap();
     read.set_unread(true);
     slow.write_monitor().wrote(100);

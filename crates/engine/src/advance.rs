@@ -34,7 +34,7 @@ pub const OUTPUTS_BYTES_MAX: usize = 256 * 1024;
 /// Maximum size of a stored error code or error message, in bytes.
 const ERROR_BYTES_MAX: usize = 4 * 1024;
 
-/// Approximate overhead of an output beside its name and value, in bytes.
+/// Approximate overhead of an output excluding its name and value, in bytes.
 const PAIR_BYTES: usize = 48;
 
 /// An operation and its workflow at one instant.

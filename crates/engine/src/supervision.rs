@@ -17,7 +17,7 @@ use crate::record::{AttemptSeen, FailedOperation, Recovery, RecoveryVerb};
 use crate::time::Timestamp;
 use crate::workflow::{Step, Undo, Workflow, Workflows};
 
-/// A supervisor's knowledge beside a row or a record.
+/// What a supervisor knows in addition to a row or a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Supervision<'a> {
     /// The supervisor's name.

@@ -7,8 +7,8 @@
 //! The tenant is that of the token: a name in a request could be invented freely. Callers without a
 //! token, and callers with a token for all tenants, count as one tenant.
 //!
-//! The permit of a client that sends slowly is revoked if another request finds no room, also one of
-//! the same tenant: a few bytes a second must not keep memory from others.
+//! The permit of a client that sends slowly is revoked if another request finds no room, also one
+//! of the same tenant: a few bytes per second must not keep memory from others.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -61,7 +61,7 @@ impl Tenant {
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     amount: usize,
-    /// How much must remain free beside it, as far as the bound allows.
+    /// How much must remain free, in addition to `amount`, if the bound is large enough.
     spare: usize,
 }
 

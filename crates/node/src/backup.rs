@@ -181,7 +181,7 @@ fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
     Ok(contents)
 }
 
-/// The name until the content is complete: beside `path`, even if that ends in a slash or is `.`.
+/// The name until the content is complete: next to `path`, even if that ends in a slash or is `.`.
 pub fn partial_of(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().unwrap_or_default().to_owned();

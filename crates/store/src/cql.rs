@@ -15,7 +15,7 @@
 //!
 //! Operations that are in progress at the same time share a partition. Measured on one Cassandra
 //! 5.0.8 that syncs its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
-//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows a second,
+//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows per second,
 //! for 280 to 420 µs of the server's CPU each; unlogged batches of 8 slots 3,600, 14,900 and
 //! 25,600, for 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time
 //! would be partitions without end: so slots follow the time that is in the server's own ids.

@@ -22,7 +22,7 @@ use super::{StartError, check_names};
 use crate::handler::{Handler, StepCall};
 use crate::metrics::{self, AgentMetrics};
 
-/// Approximate memory that a request takes beside its input.
+/// Approximate memory that a request takes excluding its input.
 const REQUEST_BYTES: usize = 512;
 
 /// How often to check whether the last attempt has ended.

@@ -36,7 +36,7 @@ pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Whether the file system of `dir` has room, tested with a file beside it. Blocks.
+/// Whether the file system of `dir` has room, tested with a file next to it. Blocks.
 pub(crate) fn has_room(dir: &Path) -> io::Result<bool> {
     let path = dir.with_extension("probe");
     let written = File::create(&path).and_then(|mut file| {

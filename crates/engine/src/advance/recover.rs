@@ -140,8 +140,8 @@ impl Advance<'_> {
             if self.state.steps[index].failed_for_good() {
                 self.step(index, StepEvent::Renew)?;
             } else if self.state.steps[index].is_under_way() {
-                // Attempts in progress beside the failure were not supervised while the operation
-                // was parked.
+                // Attempts in progress at other steps were not supervised while the operation was
+                // parked.
                 self.step(index, StepEvent::Resume)?;
                 self.ask.insert(index);
             }

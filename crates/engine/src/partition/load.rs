@@ -18,7 +18,7 @@ use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
-/// Approximate size of an event that waits for a row, beside its contents, in bytes.
+/// Approximate size of an event that waits for a row, excluding its contents, in bytes.
 const WAITING_BYTES: usize = 256;
 
 /// An operation that waits for its row.

@@ -30,10 +30,10 @@ mod asked;
 mod change;
 mod time;
 
-/// Approximate size of an operation beside its request, in bytes.
+/// Approximate size of an operation excluding its request, in bytes.
 const OPERATION_BYTES: usize = 1024;
 
-/// What an operation's logic may read and write beside the operation.
+/// What an operation's logic may read and write in addition to the operation.
 #[derive(Debug)]
 pub(super) struct OperationCx<'a> {
     pub(super) config: &'a EngineConfig,

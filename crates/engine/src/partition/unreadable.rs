@@ -19,7 +19,7 @@ const ROWS_MAX: usize = 10_000;
 /// dropped: their attempts time out and are repeated with the same idempotency key.
 const REPLIES_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Approximate size of a reply beside its outputs, in bytes.
+/// Approximate size of a reply excluding its outputs, in bytes.
 const REPLY_BYTES: usize = 256;
 
 /// A reply, with its offset on `step-replies` if it has one.

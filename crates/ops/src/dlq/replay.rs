@@ -81,7 +81,7 @@ pub struct ReplayArgs {
     login: BrokerLogin,
 }
 
-/// Dead letters a second.
+/// Dead letters per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rate(NonZeroU32);
 

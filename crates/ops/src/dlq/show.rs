@@ -148,7 +148,7 @@ fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
     dump("value", dead_letter.value.as_deref(), out)
 }
 
-/// Bytes in hexadecimal with their text beside them.
+/// Bytes in hexadecimal with their text next to them.
 fn dump(name: &str, bytes: Option<&[u8]>, out: &mut dyn Write) -> io::Result<()> {
     let Some(bytes) = bytes else {
         return writeln!(out, "{name:<11}  none");

@@ -72,7 +72,7 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     tracing::error!(
         store = %store.display(),
         unreadable_rows = lost,
-        "rebuilt the damaged state store from its readable data; the damaged one is kept beside it"
+        "rebuilt the damaged state store from its readable data; the damaged store is kept next to it"
     );
     Ok(())
 }
@@ -185,7 +185,7 @@ fn take_place(store: &Path, made: &Path) -> io::Result<()> {
     sync_dir(store.parent().unwrap_or(Path::new(".")))
 }
 
-/// A path beside the store's.
+/// A path next to the store's.
 fn beside(store: &Path, what: &str) -> PathBuf {
     let mut name = store.file_name().unwrap_or_default().to_owned();
     name.push(".");

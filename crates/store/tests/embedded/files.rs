@@ -283,7 +283,7 @@ async fn a_damaged_file_without_a_copy_is_reported() {
     let of = |kind: &str| -> Vec<Outcome> { found[kind].keys().copied().collect() };
     assert_eq!(of("format"), [Outcome::Whole]);
     assert_eq!(of("record of the journals"), [Outcome::Whole]);
-    // The checksum beside a number reveals that it no longer matches.
+    // The checksum next to a number reveals that it no longer matches.
     assert_eq!(of("current"), [Outcome::Whole, Outcome::Refused]);
     assert_eq!(of("manifest"), [Outcome::Refused]);
     assert_eq!(of("table of the registry"), [Outcome::Refused]);
