@@ -64,7 +64,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let (elapsed, spent) = (started.elapsed(), self::cpu());
             let per_record = |ticks: u64| ticks as f64 * 10_000.0 / records as f64;
             println!(
-                "{named:>7} {what:>8}: {:.2} µs CPU a record in the broker, {:.2} in the clients; \
+                "{named:>7} {what:>8}: {:.2} µs CPU per record in the broker, {:.2} in the clients; \
                  {:.0} records/s",
                 per_record(spent.broker - cpu.broker),
                 per_record(spent.clients - cpu.clients),
