@@ -204,7 +204,7 @@ impl DiskWatch {
             false => "",
         };
         format!(
-            "{store}{} of {} are free in {}, and storage.freeMin is {}: new requests are answered 503",
+            "{store}{} of {} are free in {}, and storage.freeMin is {}: new requests get 503",
             mib(space.free),
             mib(space.size),
             self.dir.display(),

@@ -547,7 +547,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
     let mut findings = vec![match is_low > 0.0 {
         true => Finding::bad(
             WHAT,
-            format!("{room}: new requests are answered 503 until space is freed"),
+            format!("{room}: new requests get 503 until space is freed"),
         ),
         false => Finding::ok(WHAT, room),
     }];
