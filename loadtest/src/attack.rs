@@ -132,7 +132,7 @@ enum Attack {
     DrippingBody,
     /// Requests large answers over HTTP/2 and reads none.
     UnreadAnswers,
-    /// Leaves a large answer unread over HTTP/2, and reads small ones meanwhile.
+    /// Leaves a large answer unread over HTTP/2, and reads small ones in the meantime.
     UnreadBesideReadAnswers,
     /// Sends heads with ambiguous framing.
     AmbiguousFraming,

@@ -16,7 +16,7 @@
 //!   process, requests of the older one are answered `not attempted`.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
 //!   unchanged; a panic ends one attempt. A record that cannot be decoded *yet*, because the schema
-//!   registry is unavailable, is kept, and reading pauses meanwhile.
+//!   registry is unavailable, is kept, and reading pauses in the meantime.
 //!
 //! Deliberately absent: any memory of performed steps. The service ensures one effect per step, by
 //! the idempotency key.

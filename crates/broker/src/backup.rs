@@ -5,7 +5,7 @@
 //! * **Offsets before logs.** Committed offsets are recorded before the ends of the logs. So no
 //!   offset is beyond its log, and what was produced before a commit is included.
 //! * **Recorded data stays readable.** Every segment is kept open, so that it can be read even if
-//!   retention deletes it meanwhile.
+//!   retention deletes it in the meantime.
 //! * **No name leads out of the directory.** Restored data goes only to places that this broker
 //!   would choose itself.
 
@@ -71,7 +71,7 @@ impl Logs {
         Self(Arc::downgrade(server))
     }
 
-    /// Records everything at this instant. No topic is created, changed or deleted meanwhile;
+    /// Records everything at this instant. No topic is created, changed or deleted in the meantime;
     /// clients go on. Blocks.
     ///
     /// # Errors

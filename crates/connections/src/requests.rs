@@ -67,7 +67,7 @@ impl Connections {
             return Ok(());
         }
         let mut shared = self.shared();
-        // A request within `each` may have ended meanwhile.
+        // A request within `each` may have ended in the meantime.
         if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
             return Ok(());
         }

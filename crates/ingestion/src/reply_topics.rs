@@ -90,7 +90,7 @@ impl ReplyTopics {
         let asking = async {
             // The semaphore is never closed, so this always gets its permit.
             let _place = self.places.acquire().await.ok();
-            // A request that asked before may have filled the cache meanwhile.
+            // A request that asked before may have filled the cache in the meantime.
             match self.remembered(topic) {
                 Some(known) => Ok(known),
                 None => self

@@ -2,7 +2,7 @@
 //!
 //! What must hold: no request waits for the store longer than for the broker. The store itself
 //! retries for much longer, for schedulers, which can wait. The log reports once that the store is
-//! unavailable, and once that it is available again, however many requests fail meanwhile.
+//! unavailable, and once that it is available again, however many requests fail in the meantime.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -14,7 +14,7 @@
 //!
 //! * No readable record is skipped, however early the time for a search ends.
 //! * All questions of one poll end within [`ROUND_MAX`], whatever the number of partitions. The
-//!   consumer reads no records meanwhile, and a group member that polls too late loses its
+//!   consumer reads no records in the meantime, and a group member that polls too late loses its
 //!   partitions. A partition that was not checked is read on, and its damage is met again; the next
 //!   round checks it first.
 

@@ -50,7 +50,7 @@ pub struct ConsumerOptions {
     /// Approximate limit of prefetched records per partition. Default 10,000.
     pub queue_records_max: u32,
     /// The longest that the broker may hold back an empty fetch: it sends records that arrive
-    /// meanwhile immediately. Default 500 ms.
+    /// in the meantime immediately. Default 500 ms.
     pub fetch_wait_max: Duration,
 }
 

@@ -166,7 +166,7 @@ struct Current<D: Delivered> {
 
 impl<D: Delivered> Producer<D> {
     /// Minimum time between two attempts to recreate a producer that gave up. Records are refused
-    /// meanwhile.
+    /// in the meantime.
     pub const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 
     /// Creates a producer. Does not need a reachable broker.

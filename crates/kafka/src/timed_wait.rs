@@ -2,10 +2,11 @@
 //!
 //! librdkafka waits until a time of the wall clock
 //! (<https://github.com/confluentinc/librdkafka/issues/2145>). If that clock is set back by an hour
-//! during a wait, the wait lasts an hour longer: meanwhile the main thread refreshes no metadata
-//! and sends no heartbeats, and records are not delivered. All its timed waits call one function of
-//! the C library, [`cnd_timedwait`]. The definition here replaces it, because the linker finds it
-//! first. It computes the length of the wait, and waits that long by the monotonic clock.
+//! during a wait, the wait lasts an hour longer: in the meantime the main thread refreshes no
+//! metadata and sends no heartbeats, and records are not delivered. All its timed waits call one
+//! function of the C library, [`cnd_timedwait`]. The definition here replaces it, because the
+//! linker finds it first. It computes the length of the wait, and waits that long by the monotonic
+//! clock.
 //!
 //! This module is compiled on 64-bit Linux with glibc only, where C11's condition variables are
 //! those of POSIX. It needs glibc 2.30. Elsewhere librdkafka waits by the wall clock.

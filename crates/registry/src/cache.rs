@@ -28,7 +28,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// A cache of a registry's schemas for readers. It fetches missing schemas in the background, and
-/// returns [`Lookup::NotYet`] meanwhile. Clones share the cache.
+/// returns [`Lookup::NotYet`] in the meantime. Clones share the cache.
 #[derive(Clone)]
 pub struct SchemaCache {
     shared: Arc<Shared>,

@@ -9,7 +9,7 @@
 //!
 //! * **Unavailable is not unknown.** Only the registry itself, by the error code of its API, says
 //!   that it does not have a schema. A registry that is unreachable, overloaded or behind a
-//!   misconfigured proxy is asked again, and readers of records wait meanwhile.
+//!   misconfigured proxy is asked again, and readers of records wait in the meantime.
 //! * **One request at a time per ID**, with growing pauses while it is not answered.
 //! * **Memory is bounded**: by a number of schemas, and a number of IDs without one.
 //! * **No secret is shown** by `Debug` or in an error.

@@ -6,8 +6,8 @@
 //!
 //! If an external database does not report whether a commit was made, each shard's part is written
 //! again on its own, with the same stamps, until it is durable or the shard's lease has ended. That
-//! shard takes no new batch meanwhile; the other shards continue. A commit that gets no answer at
-//! all is abandoned after a while, and its shards restart.
+//! shard takes no new batch in the meantime; the other shards continue. A commit that gets no
+//! answer at all is abandoned after a while, and its shards restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

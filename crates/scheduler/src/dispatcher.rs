@@ -31,7 +31,7 @@ use super::nonces::Nonces;
 use super::spans;
 
 /// How long to wait for a full producer queue, over all messages of a partition, before the
-/// partition restarts. Well below a lease, because the loop renews no lease meanwhile.
+/// partition restarts. Well below a lease, because the loop renews no lease in the meantime.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 /// When to retry a step whose request the broker refused because of its topic.
 const UNSENT_RETRY_AFTER: Duration = Duration::from_secs(5);

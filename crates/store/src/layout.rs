@@ -112,7 +112,7 @@ impl Layout {
     /// # Errors
     ///
     /// If the number is neither a multiple nor a divisor of the current one, each partition would
-    /// have too many shards meanwhile, or another change is in progress.
+    /// have too many shards in the meantime, or another change is in progress.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
         self.is_gone_by_none()?;
         // Leaves enough generations to complete the change.

@@ -164,8 +164,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// `None`.
     ///
     /// A page has at most `limit` entries. The work of one call is bounded, so it may have fewer,
-    /// or none, although more follow. Entries written behind the cursor meanwhile are not listed;
-    /// nothing is listed twice.
+    /// or none, although more follow. Entries written behind the cursor in the meantime are not
+    /// listed; nothing is listed twice.
     ///
     /// An entry may be forgotten from a day after its instant on, if the operation's row no longer
     /// exists by then, or is final without being parked. So a caller that reopens an operation

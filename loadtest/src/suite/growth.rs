@@ -2,7 +2,8 @@
 //! flight, and with stored operations.
 //!
 //! What must hold: each installation is measured right after one with the defaults, and the report
-//! has the ratio of the two. A machine that becomes slower meanwhile then does not look like growth.
+//! has the ratio of the two. A machine that becomes slower in the meantime then does not look like
+//! growth.
 
 use std::fmt;
 use std::path::Path;

@@ -48,7 +48,7 @@ pub(crate) enum Reply {
     None,
     /// With these bytes.
     Now(Bytes),
-    /// When this is done; later requests are handled meanwhile.
+    /// When this is done; later requests are handled in the meantime.
     Later(Pending),
     /// Like `Later`. Meanwhile only this much of the request is kept.
     LaterKeeping { answer: Pending, kept_bytes: usize },

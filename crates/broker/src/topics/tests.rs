@@ -292,7 +292,7 @@ async fn a_partition_recovers_from_a_full_disk_at_the_end_of_a_segment() {
             fixture.append(2).unwrap();
             fixture.until(Condition::Full).await;
             assert!(matches!(fixture.append(3), Err(AppendError::Full)));
-            // Neither a client nor retention removes a segment meanwhile.
+            // Neither a client nor retention removes a segment in the meantime.
             let old = fixture.partition();
             assert_eq!(old.delete_records(2).unwrap(), 2);
             fixture.topics.apply_retention_at(MINUTE_MS);

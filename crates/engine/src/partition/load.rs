@@ -1,4 +1,5 @@
-//! Operations that are not in memory: their rows are requested, and their events wait meanwhile.
+//! Operations that are not in memory: their rows are requested, and their events wait in the
+//! meantime.
 //!
 //! What must hold: nothing is decided about an operation that may have a row before that row was
 //! read. A row of an earlier ownership is resumed first: its owner may have stopped between the row

@@ -1,4 +1,4 @@
-//! Operations whose rows could not be read, and the replies that arrived for them meanwhile.
+//! Operations whose rows could not be read, and the replies that arrived for them in the meantime.
 //!
 //! What must hold while this owner lives: a reply is applied once the row can be read, before its
 //! absence leads to any decision. (Operators were alerted about the row, and the checkpoint of

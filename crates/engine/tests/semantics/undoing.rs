@@ -144,7 +144,7 @@ fn a_step_of_unknown_outcome_is_undone_after_it_settles() {
     fixture.pass(ms(10_999));
     fixture.round();
     assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(1));
-    // It was handed off meanwhile; its index entry is at least a second ahead.
+    // It was handed off in the meantime; its index entry is at least a second ahead.
     fixture.now = T0 + ms(11_999);
     fixture.hint(T0 + ms(11_999), id(1));
     fixture.load();

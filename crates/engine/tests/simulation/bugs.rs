@@ -83,7 +83,7 @@ impl Bug {
                 "A step of unknown outcome is called undone without asking its agent"
             }
             Self::DropLateSuccess => {
-                "A success of an operation that was undone meanwhile is dropped"
+                "A success of an operation that was undone in the meantime is dropped"
             }
             Self::DropCopiedSuccess => {
                 "A success of an attempt that had succeeded is dropped though its undo has begun"

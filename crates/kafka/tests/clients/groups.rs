@@ -179,7 +179,7 @@ pub(crate) fn committed(
     let mut asked = TopicPartitionList::new();
     asked.add_partition(topic, partition);
     // A new broker creates its storage for offsets on the first request, and answers with errors
-    // meanwhile.
+    // in the meantime.
     let deadline = Instant::now() + PATIENCE;
     let found = loop {
         match consumer.committed_offsets(asked.clone(), PATIENCE) {
@@ -300,7 +300,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(fixt
     send_batch(&producer, &topic, 1, &[b"b0"]);
     first.poll_in_vain();
 
-    // A partition that is given up meanwhile is not held back when it is assigned again.
+    // A partition that is given up in the meantime is not held back when it is assigned again.
     let mut second = Member::new(fixture, &topic, |_| {});
     poll_until([&mut first, &mut second], |both| {
         both.iter().all(|member| member.held() == 1)

@@ -219,7 +219,8 @@ impl Rows {
         Ok(answers)
     }
 
-    /// Reads every stored row, page by page. Rows written meanwhile may or may not be included.
+    /// Reads every stored row, page by page. Rows written in the meantime may or may not be
+    /// included.
     pub(super) async fn all(
         &self,
         link: &Link,

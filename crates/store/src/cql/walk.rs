@@ -7,7 +7,7 @@
 //!   listing of it stays cheap. A deleted entry may return on a replica that was unavailable. It is
 //!   a hint, and the next walk finds it again, so the tables need no long grace.
 //! * **No delete affects a later write.** Each carries a timestamp of some minutes before its reads
-//!   began, so that entries written meanwhile stay.
+//!   began, so that entries written in the meantime stay.
 //! * Several processes may walk at the same time; they delete the same entries.
 
 use std::sync::Arc;

@@ -146,7 +146,7 @@ async fn until_of(agent: &HttpAgent, action: Action, kind: &str) -> Outcome {
 }
 
 /// Makes six calls of 100 ms each to a service that does not answer them. Each has waited for
-/// `waited` before. `answers_others` says whether the service answers other calls meanwhile.
+/// `waited` before. `answers_others` says whether the service answers other calls in the meantime.
 /// Returns the outcome of the next call, which the service would answer.
 async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
     const TIME: Duration = Duration::from_millis(100);

@@ -45,7 +45,7 @@ fn configure(setup: &Setup, sections: &str, more: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_without_its_index_entry_is_found_and_woken() {
-    // Longer than the audit needs, so that nothing else wakes the operation meanwhile.
+    // Longer than the audit needs, so that nothing else wakes the operation in the meantime.
     let mut setup = setup("2m");
     let up = setup.up();
     setup.ready().await;
@@ -116,7 +116,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_audit_counts_and_logs_an_unreadable_row_once() {
-    // It does not become due meanwhile, because the sweep would count it too.
+    // It does not become due in the meantime, because the sweep would count it too.
     let mut setup = hanging(Setup::new(""), "2m");
     let up = setup.up();
     setup.ready().await;
