@@ -9,7 +9,7 @@
 //!   it needs none because its complete-by has passed. The committed offset of a partition never
 //!   passes a request that is not done.
 //! * **No agent blocks another.** The shared consumer is always polled. A request for which an
-//!   agent has no room or time is answered `not attempted` immediately.
+//!   agent has no capacity or time is answered `not attempted` immediately.
 //! * **No answers past complete-by.** A request that is late when it is read or dequeued is not
 //!   started, a late handler is dropped, and neither is answered.
 //! * **A superseded owner is refused.** Once a newer owner of a shard has sent requests to this

@@ -84,7 +84,7 @@ pub(crate) fn of_call(request: &mut Request<Bytes>) -> Option<OpenSpan> {
     Some(span)
 }
 
-/// Ends the span of a call that was answered with this status, or not at all.
+/// Ends the span of a call that got a response with this status, or no response.
 pub(crate) fn called(mut span: OpenSpan, status: Option<u16>) {
     match status {
         Some(status) => {

@@ -135,7 +135,7 @@ impl LogsSnapshot {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Meta`] in place of an entry that cannot be read.
+    /// [`CopyError::Meta`] instead of an entry that cannot be read.
     pub fn meta(
         &self,
     ) -> impl Iterator<Item = Result<(&'static str, Vec<u8>, Vec<u8>), CopyError>> {

@@ -44,7 +44,7 @@ pub struct Stats {
     pub connections_per_address_max: u64,
     /// Connections that were closed to make room for a new one.
     pub connections_replaced: u64,
-    /// New connections that found no room, because no open one could be closed for them.
+    /// New connections that were refused because no open one could be closed for them.
     pub connections_refused: u64,
     /// Connections that were closed because of what they sent.
     pub malformed: u64,

@@ -125,7 +125,7 @@ pub struct Counts {
     pub per_address: usize,
     /// Connections that were closed to make room for a new one, so far.
     pub replaced: u64,
-    /// New connections that found no room, so far: no open one could be closed for them.
+    /// New connections that were not admitted so far, because no open one could be closed for them.
     pub refused: u64,
     /// Requests in progress beyond the few that each connection may have.
     pub requests_shared: usize,
@@ -177,12 +177,12 @@ impl Connections {
         admitted.map(|(slot, _)| slot)
     }
 
-    /// Like [`Self::admit`], for a connection that found no room before. If there is still none, that
-    /// is neither counted nor logged again.
+    /// Like [`Self::admit`], for a connection that could not be admitted before. If it still
+    /// cannot, that is neither counted nor logged again.
     ///
     /// # Errors
     ///
-    /// If there is still no room.
+    /// If the connection still cannot be admitted.
     pub fn readmit(
         self: &Arc<Self>,
         now: Instant,

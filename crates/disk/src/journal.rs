@@ -28,7 +28,7 @@ const START_BYTES: usize = 1 + 4 + 8;
 /// An end marker: tag, checksum, trailer.
 const END_BYTES: usize = 1 + 8 + TRAILER.len();
 
-/// A journal, as far as its batches are whole.
+/// The part of a journal whose batches are whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Journal {
     pub(crate) number: u64,

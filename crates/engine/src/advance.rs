@@ -279,7 +279,7 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Delays the attempt that would start now if its agent is throttled; else counts it as
+    /// Delays the attempt that would start now if its agent is throttled; otherwise counts it as
     /// requested.
     fn put_off_if_throttled(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];

@@ -23,7 +23,7 @@ const TRIALS: u32 = 3;
 const GROWTH: u32 = 2;
 /// After this many successes since the last refusal a gate is open again.
 const SUCCESSES_TO_OPEN: u32 = 100;
-/// The minimum wait of an attempt for which there is no room.
+/// The minimum wait of an attempt that is not admitted.
 const NO_ROOM_WAIT: Duration = Duration::from_millis(500);
 /// Minimum time between the checks of two waiting attempts.
 const CHECKS_APART: Duration = Duration::from_millis(2);
@@ -113,8 +113,8 @@ impl Gates {
                 let pause = throttled.closed_until.since(now);
                 return Err(gate.waiters.wait(pause, CHECKS_APART, now));
             }
-            // Failures and time-outs free no room: without this no attempt would ever be admitted
-            // again.
+            // Failures and time-outs free no capacity: without this, no attempt would ever be
+            // admitted again.
             if throttled.room == 0 && now >= throttled.asked_at + TRIAL_WAIT {
                 throttled.room = 1;
             }

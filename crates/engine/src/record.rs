@@ -316,7 +316,8 @@ pub enum Outcome {
     /// For a probe: the step was not performed. (If it was, the probe is a success, with the step's
     /// outputs.)
     NotPerformed,
-    /// The agent did not try: there was no room before complete-by, or its circuit breaker is open.
+    /// The agent did not try: it had no capacity before complete-by, or its circuit breaker is
+    /// open.
     NotAttempted {
         /// Why.
         error: StepError,

@@ -33,7 +33,7 @@ const REPLACED: Metric<Counter, 1> = Metric::new(
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_refused_total",
-    "New HTTP connections that found no room, because no open one could be closed for them, by listener",
+    "New HTTP connections that were refused because no open one could be closed for them, by listener",
     ["listener"],
 );
 

@@ -291,7 +291,7 @@ impl Api {
     }
 
     /// Reads a whole body of at most `bytes_max` bytes, with a permit of the budget for `announced`
-    /// bytes. Fails if the client sends slowly and others find no room.
+    /// bytes. Fails if the client sends slowly and other requests need the memory.
     pub async fn receive(
         &self,
         body: RequestBody,

@@ -77,7 +77,7 @@ pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
     }
 }
 
-/// Why an operation is in its state: why it could not be undone, else why it failed.
+/// Why an operation is in its state: why it could not be undone, otherwise why it failed.
 pub fn failure(state: &OperationState) -> Option<&OperationError> {
     match state.state {
         ProcessState::CompensationFailed => state.undo_error.as_ref(),

@@ -204,8 +204,8 @@ impl Round<'_> {
         damaged
     }
 
-    /// Those of the given partitions, which have handed over no record for long, that really cannot
-    /// be read on. The watch backs off from all others.
+    /// Those of the given partitions, which have handed over no record for a long time, that really
+    /// cannot be read on. The watch backs off from all others.
     pub(crate) fn find_stalled<C: ConsumerContext>(
         &mut self,
         consumer: &BaseConsumer<C>,
@@ -286,7 +286,7 @@ impl Round<'_> {
         }
     }
 
-    /// The first offset after undecodable records, as far as one search reaches.
+    /// The first offset after undecodable records, within the range of one search.
     fn behind(&self, probe: &Probe, at: &Position, batch: Option<Offset>) -> Offset {
         let (topic, partition, offset) = at;
         let patience = END_PATIENCE.min(self.left());

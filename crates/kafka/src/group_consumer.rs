@@ -140,8 +140,8 @@ pub trait GroupHandler {
 
 /// A member of a consumer group, polled from the caller's own thread.
 ///
-/// It must be polled at least every five minutes (librdkafka's `max.poll.interval.ms`), else the
-/// group takes its partitions away.
+/// It must be polled at least every five minutes (librdkafka's `max.poll.interval.ms`), otherwise
+/// the group takes its partitions away.
 pub struct GroupConsumer {
     consumer: BaseConsumer<Context>,
     config: ClientConfig,

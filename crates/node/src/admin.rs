@@ -2,8 +2,8 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /livez` | 200 while every loop makes progress, else 503 with the stalled ones |
-//! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
+//! | `GET /livez` | 200 while every loop makes progress, otherwise 503 with the stalled ones |
+//! | `GET /readyz` | 200 when everything has started and every lease is held, otherwise 503 with what is missing. Damage that the process works around follows as `warning:` lines |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
 //! | `GET /schedulers` | the shards that this process drives, and the progress of each |
 //! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard gracefully, `true` starts it; where each partition has one shard, it has the partition's number |

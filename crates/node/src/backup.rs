@@ -7,7 +7,7 @@
 //!   in the store. A checkpoint follows acknowledgements, so no checkpoint is beyond its log.
 //! * **It contains everything accepted before.** A request gets 202 once it is in its log,
 //!   and the snapshot of the log is taken after the backup was requested.
-//! * **It delays nothing for long.** Only the snapshots pause commits; the reading does not. A
+//! * **It delays no work for long.** Only the snapshots pause commits; reading does not. A
 //!   client that requests a backup and does not read it loses it.
 //! * **A backup is complete or invalid.** It ends with a hash over all other bytes (`file`), and
 //!   restored data gets its final name once all of it is on disk (`restore`).
@@ -70,7 +70,7 @@ pub struct Backups {
     places: Arc<Semaphore>,
 }
 
-/// A backup in progress: its bytes, in pieces. An error in place of a piece ends it.
+/// A backup in progress: its bytes, in pieces. An error instead of a piece ends it.
 pub type Pieces = mpsc::Receiver<io::Result<Bytes>>;
 
 /// Snapshots of store and logs at one instant.
@@ -140,7 +140,7 @@ fn send(
         ),
         Err(error) => {
             tracing::warn!(error = %chain(&error), "a backup failed");
-            // If there is no room, the client does not read.
+            // If the queue is full, the client does not read.
             let _ = pieces.try_send(Err(error));
         }
     }

@@ -126,7 +126,7 @@ impl Configuration for Config {
 }
 
 impl Config {
-    /// The connection to the brokers: the configured ones, else the embedded one.
+    /// The connection to the configured brokers, or to the embedded one if there are none.
     #[must_use]
     pub fn kafka_settings(&self, embedded: Option<SocketAddr>) -> KafkaSettings {
         let brokers = match (&self.kafka.brokers, embedded) {
@@ -143,7 +143,8 @@ impl Config {
         settings
     }
 
-    /// The brokers for a command: the configured ones, else the embedded broker of another process.
+    /// The brokers for a command: the configured ones, or the embedded broker of another process if
+    /// there are none.
     #[must_use]
     pub fn kafka_settings_of_commands(&self) -> KafkaSettings {
         self.kafka_settings(Some(self.broker.listen))

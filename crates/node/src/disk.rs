@@ -43,7 +43,7 @@ const FREE_MIN: Metric<Gauge> = Metric::new(
 );
 const LOW: Metric<Gauge> = Metric::new(
     "waybill_disk_low",
-    "1 while new requests are refused because free disk space is low, else 0",
+    "1 while new requests are refused because free disk space is low, otherwise 0",
     [],
 );
 
@@ -223,7 +223,7 @@ fn is_low(was_low: bool, free: u64, mark: u64) -> bool {
 pub fn bounds_exceed(bounds: u64, space: Space, dir: &Path) -> Option<String> {
     (bounds > space.size).then(|| {
         format!(
-            "the topics of the embedded broker may take {} in all, and the file system of {} has {}: lower \
+            "the topics of the embedded broker may take {} in total, and the file system of {} has {}: lower \
              broker.requestsDiskBytesMax, partitions or kafka.stepPartitions for new topics, or give dataDir a larger \
              disk; until then new requests are refused while less than storage.freeMin is free",
             rounded(bounds),

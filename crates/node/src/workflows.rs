@@ -9,7 +9,7 @@ use waybill_config::checks::require;
 use waybill_config::{ConfigError, FileError, parse, read_text};
 use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
 
-/// The name of the built-in workflow in place of a file name.
+/// The name of the built-in workflow, used instead of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery workflow";
 
 /// The `workflows` section.

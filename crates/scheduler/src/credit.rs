@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(credit.take(LIMIT, Duration::ZERO), None);
         credit.offer(amount(5, 500));
         assert_eq!(credit.take(LIMIT, Duration::ZERO), Some(amount(5, 500)));
-        // The loop offers again while the consumer reads: no room is offered twice.
+        // The loop offers again while the consumer reads: no capacity is offered twice.
         credit.offer(amount(5, 500));
         credit.read(amount(2, 200));
         credit.offer(amount(5, 500));

@@ -471,7 +471,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Lets the consumers read on, as far as more requests may wait.
+    /// Lets the consumers continue reading if more requests may wait.
     fn offer_room(&mut self) {
         let most = Amount {
             records: self.settings.read_ahead_max,

@@ -154,7 +154,7 @@ impl CqlStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] if the servers do not answer, also in place of a page.
+    /// [`StoreError::Unavailable`] if the servers do not answer, also instead of a page.
     pub async fn rows(
         &self,
     ) -> Result<impl Stream<Item = Result<Result<KeptRow, CorruptRow>, StoreError>>, StoreError>

@@ -4,7 +4,7 @@
 //! * **One writer.** One thread makes every change: it takes all waiting calls, writes them as one
 //!   atomic, synced batch and then answers each caller. So changes are compared with stored values
 //!   without locks, and concurrent callers share a sync. See `embedded/writer.rs`.
-//! * **Readers read snapshots.** They see a batch whole or not at all, and only once it is synced.
+//! * **Readers read snapshots.** They see a whole batch or none of it, and only once it is synced.
 //! * **Nothing unreadable is destroyed.** A write that replaces a corrupt row keeps its bytes
 //!   aside; the purge skips it.
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
@@ -173,7 +173,7 @@ impl EmbeddedStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] in place of rows that the disk fails to read.
+    /// [`StoreError::Unavailable`] instead of rows that the disk fails to read.
     pub fn rows(&self) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (tables, failed) = match self.tables.get() {
             Ok(tables) => (Some(tables), None),

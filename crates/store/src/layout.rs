@@ -518,7 +518,7 @@ impl Layout {
     }
 }
 
-/// A scheme with this many partitions and this many shards in all.
+/// A scheme with this many partitions and this many shards in total.
 fn among(partitions: u32, shards: u32) -> ShardingScheme {
     ShardingScheme {
         partitions,

@@ -131,7 +131,7 @@ impl Sweep {
         (self.passed == self.cursor && next > self.cursor).then_some(next)
     }
 
-    /// The cursor is durable there. Returns whether it has moved as far as it could.
+    /// The cursor is durable there. Returns whether it has moved as far as possible.
     pub(super) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN

@@ -77,7 +77,7 @@ pub const DISK_BOUND: &str = "waybill.disk.bytes.max";
 /// setting.
 pub const REFUSE_ON_LOW_DISK: &str = "waybill.disk.low.refuse";
 
-/// The kind of broker, as far as topics depend on it.
+/// The kind of broker, which determines some settings of topics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BrokerKind {
     /// The embedded broker: the disk of one machine makes records durable and limits their size.

@@ -45,7 +45,8 @@ pub struct Scenario {
     pub seed: u64,
     /// The offered load, in consecutive phases.
     pub phases: Vec<Phase>,
-    /// How long to wait for ends after the last intended time; with 0 only acceptance is measured.
+    /// How long to wait for operations to end after the last intended time; with 0, only acceptance
+    /// is measured.
     #[serde(default = "drain", deserialize_with = "time::read")]
     pub drain: Duration,
     /// The kinds of requests, with their weights.
@@ -60,7 +61,7 @@ pub struct Scenario {
     /// The faults of services during the run, by service.
     #[serde(default)]
     pub faults: BTreeMap<String, Faults>,
-    /// The required end of requests.
+    /// The state in which requests must end.
     #[serde(default)]
     pub expect: Expect,
     /// The limits that fail the run.
@@ -85,7 +86,7 @@ pub struct Phase {
     /// The length.
     #[serde(rename = "for", deserialize_with = "time::read")]
     pub length: Duration,
-    /// Tenants with their weights, in place of the scenario's.
+    /// Tenants with their weights, instead of the scenario's.
     #[serde(default)]
     pub tenants: Option<BTreeMap<String, f64>>,
 }
@@ -109,7 +110,7 @@ pub enum Transport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Expect {
-    /// Each as its kind requires.
+    /// Each request as its kind requires.
     #[default]
     Kind,
     /// In any final state, or parked.

@@ -100,8 +100,8 @@ fn is_code(code: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte))
 }
 
-/// The message for people: the service's (RFC 9457's `detail` or `title`, else the start of the
-/// body).
+/// The message for people: the service's (RFC 9457's `detail` or `title`, otherwise the start of
+/// the body).
 fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
     let explanation = ["detail", "title", "message"]
         .iter()

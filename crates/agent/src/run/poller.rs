@@ -310,7 +310,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 }
 
 impl Shared {
-    /// Answers that the agent has no room or time for an attempt.
+    /// Answers that the agent has no capacity or time for an attempt.
     pub(super) fn refuse(&self, agent: &Agent, no_room: &NoRoom<Source>) {
         let Work { call, source, .. } = &no_room.work;
         self.answer(agent, call, no_room.outcome(), *source);

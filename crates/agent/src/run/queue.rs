@@ -58,7 +58,7 @@ pub(super) struct Next<S> {
     pub(super) has_time: bool,
 }
 
-/// A step call for which there is no room or no time.
+/// A step call for which the agent has no capacity or no time.
 #[derive(Debug)]
 pub(super) struct NoRoom<S> {
     pub(super) work: Work<S>,

@@ -225,7 +225,7 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
     collect_exact(topics)
 }
 
-/// Denies what the login no longer allows: the fetch may have waited for long.
+/// Denies partitions that the login no longer allows: the fetch may have waited for a long time.
 fn deny_withdrawn(call: &Call, wanted: &mut [WantedTopic]) {
     for topic in wanted {
         // Partitions that were denied immediately are counted already.

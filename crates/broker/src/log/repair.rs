@@ -6,7 +6,7 @@
 //!   damage.
 //! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans their offsets, as in a
 //!   compacted log: consumers continue behind it.
-//! * **Damaged bytes are kept aside** in files of their own, before the log is changed.
+//! * **Damaged bytes are saved** in separate files before the log is changed.
 //! * **An interrupted repair does no harm**: a segment is replaced as a whole; a retry does the
 //!   rest.
 

@@ -54,7 +54,7 @@ impl Unwritten {
 /// Why a closed segment has no index yet.
 #[derive(Debug)]
 pub(crate) enum NotClosed {
-    /// There is no room for it: it can be tried again.
+    /// The disk is full; a retry may succeed.
     Full(io::Error),
     /// The partition is no longer written.
     Failed,

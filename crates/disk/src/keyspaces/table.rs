@@ -73,7 +73,7 @@ impl Table {
 /// A description of what is wrong with a file.
 type Verified = Result<(), String>;
 
-/// Verifies small files whole, and larger ones as far as `depth` says.
+/// Verifies small files completely, and larger ones to the given `depth`.
 fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, CheckError> {
     let len = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

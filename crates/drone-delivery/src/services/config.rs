@@ -55,7 +55,8 @@ impl Default for ServicesConfig {
 }
 
 impl ServicesConfig {
-    /// The address of services that do not run in this process: `address`, else `listen`.
+    /// The address of services that do not run in this process: `address`, or `listen` if it is not
+    /// set.
     #[must_use]
     pub fn elsewhere(&self) -> String {
         self.address

@@ -40,7 +40,7 @@ impl Refusal {
     /// which is true.
     pub const METHOD: &'static str = "REFUSED";
 
-    /// The request that the parser reads in place of the refused one.
+    /// The request that the parser reads instead of the refused one.
     pub fn stand_in(self) -> String {
         format!(
             "{} /{} HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n",

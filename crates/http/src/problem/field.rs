@@ -13,10 +13,10 @@ pub struct FieldProblem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "/packageInfo/size")]
     pub pointer: Option<String>,
-    /// The name of the query parameter, in place of `pointer`.
+    /// The name of the query parameter, instead of `pointer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameter: Option<String>,
-    /// The name of the header, in place of `pointer`.
+    /// The name of the header, instead of `pointer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub header: Option<&'static str>,

@@ -205,8 +205,8 @@ impl GroupConsumer {
     }
 
     /// Where to continue each partition that is not known to be damaged: behind the last record
-    /// handed over, else at the group's committed offset, else at the beginning. Leaves out
-    /// partitions about which no broker answers.
+    /// handed over, otherwise at the group's committed offset, otherwise at the beginning. Leaves
+    /// out partitions about which no broker answers.
     fn positions(&self, until: Instant) -> KafkaResult<Vec<Position>> {
         let (mut positions, unknown) = self.known_positions()?;
         self.ask_positions(list_of(&unknown), &mut positions, until);

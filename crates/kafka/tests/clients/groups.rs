@@ -285,7 +285,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(fixt
     let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a0", b"a1", b"a2"]);
     let mut first = Member::new(fixture, &topic, |_| {});
-    // Partitions that are assigned while records are held back are held back too.
+    // Records of partitions that are assigned while records are held back are held back too.
     first.consumer.hold(true).unwrap();
     poll_until([&mut first], |[first]| first.held() == 2);
     first.poll_in_vain();

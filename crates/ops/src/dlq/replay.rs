@@ -451,7 +451,7 @@ impl<'a, W: Write> Replay<'a, W> {
     }
 }
 
-/// A record's own headers, with the mark of this replay in place of an older one.
+/// A record's own headers, with the mark of this replay instead of an older one.
 fn headers<'a>(dead_letter: &'a DeadLetter, mark: &'a str) -> Vec<Header<'a>> {
     let own = dead_letter.headers.iter().map(|(key, value)| Header {
         key,

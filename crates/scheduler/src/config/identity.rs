@@ -25,7 +25,7 @@ const POD_NAME: &str = "POD_NAME";
 /// The values of `scheduler.partitions`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartitionChoice {
-    /// `auto`: the partition of the pod's index if there is one, else all.
+    /// `auto`: the partition with the pod's index, or all partitions if there is no index.
     Auto,
     /// `all`: every partition, whatever the pod's index.
     All,
@@ -33,7 +33,7 @@ pub enum PartitionChoice {
     Range {
         /// The first partition.
         first: u32,
-        /// The last partition, included.
+        /// The last partition, inclusive.
         last: u32,
     },
 }
@@ -68,10 +68,10 @@ pub enum IdentityError {
 }
 
 impl SchedulerConfig {
-    /// The shards that this process runs: the configured ones, else that of `POD_INDEX`, else that
-    /// of the number at the end of `POD_NAME`, else all. If each partition has one shard, shards
-    /// have the numbers of their partitions. The numbers may refer to the configured sharding, of
-    /// this many partitions, or to the current one.
+    /// The shards that this process runs: the configured ones, otherwise the shard with the number
+    /// in `POD_INDEX`, otherwise the one with the number at the end of `POD_NAME`, otherwise all.
+    /// If each partition has one shard, shards have the numbers of their partitions. The numbers
+    /// may refer to the configured sharding, of this many partitions, or to the current one.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ fn index_of_pod(environment: &Environment) -> Result<Option<(&'static str, u32)>
     Ok(None)
 }
 
-/// Accepts only digits: neither a sign nor blanks.
+/// Accepts only digits: no sign, and no spaces.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()

@@ -22,7 +22,7 @@ use super::writer::Command;
 use super::{Closed, EmbeddedConfig, EmbeddedStore};
 use crate::StoreError;
 
-/// How long commits are held back at most. A lease lives many times as long.
+/// The longest time for which commits are held back. A lease lasts many times as long.
 const HOLD_MAX: Duration = Duration::from_secs(2);
 
 /// How many bytes of entries are gathered before they are handed to the database.
@@ -111,7 +111,7 @@ impl EmbeddedSnapshot {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] in place of entries that the disk fails to read.
+    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read.
     pub fn entries(&self) -> impl Iterator<Item = Result<StoreEntry, StoreError>> {
         self.tables.all().into_iter().flat_map(|(table, keyspace)| {
             self.snapshot.iter(keyspace).map(move |entry| {

@@ -1,4 +1,4 @@
-//! Unreadable values on disk: they are named, and kept aside when a write replaces them.
+//! Unreadable values on disk: they are named, and set aside when a write replaces them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -22,7 +22,7 @@ use super::instance;
 /// The subdirectory of the data directory with the names of instances.
 const INSTANCES_DIR: &str = "agents";
 
-/// The name of the built-in agents in place of a file name.
+/// The name of the built-in agents, used instead of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery agents";
 
 /// How agents reach the simulated services.

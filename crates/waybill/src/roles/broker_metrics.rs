@@ -97,7 +97,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_connections_refused_total",
-            "New connections that found no room, because no open one could be closed for them",
+            "New connections that were refused because no open one could be closed for them",
             [],
         ),
         |s| s.connections_refused,
@@ -236,7 +236,7 @@ static GAUGES: [Counted<Gauge>; 21] = [
     (
         Metric::new(
             "waybill_broker_stored_groups",
-            "Consumer groups with committed offsets, counted anew within ten seconds after some were removed",
+            "Consumer groups with committed offsets, recounted within ten seconds after some were removed",
             [],
         ),
         |s| s.stored_groups,

@@ -260,7 +260,7 @@ async fn a_record_with_an_unknown_schema_id_is_poison() {
     setup.all_reach(&ids, "Processed").await;
     let mut dead = Vec::new();
     setup
-        .eventually("the poison record is put aside", async || {
+        .eventually("the poison record is dead-lettered", async || {
             dead = values(&setup);
             dead.retain(|(topic, _)| topic == DEAD);
             !dead.is_empty()

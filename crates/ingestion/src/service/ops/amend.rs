@@ -31,7 +31,7 @@ use crate::verb::Verb;
 use crate::view::{DeliveryView, OperationIdsView, of_row};
 use crate::what_next;
 
-/// The operation to amend, as far as it is known.
+/// What is known of the operation to amend.
 struct Amended {
     id: OperationId,
     tenant: String,

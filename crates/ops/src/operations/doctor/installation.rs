@@ -178,7 +178,7 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The findings about agents whose topic no group member reads, as far as groups show that.
+/// The findings about agents whose topic no member of a visible group reads.
 pub(super) fn unread(
     agent: &str,
     topic: &str,
