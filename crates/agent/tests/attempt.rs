@@ -94,7 +94,7 @@ async fn a_panic_leaves_the_outcome_of_any_action_unknown() {
     }
 }
 
-/// Never ends by itself; counts how often it was begun and dropped.
+/// Never ends on its own; counts how often it was begun and dropped.
 #[derive(Default)]
 struct Endless {
     begun: AtomicUsize,

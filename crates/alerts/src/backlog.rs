@@ -73,7 +73,7 @@ struct FoldedRepeats<T> {
 /// How an alert was queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Taken {
-    /// As a message of its own.
+    /// As its own message.
     Fresh,
     /// As a repeat of an earlier alert.
     Folded,

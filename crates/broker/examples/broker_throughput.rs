@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let (cpu, started) = (cpu(), Instant::now());
             let (brokers, topic) = (brokers.clone(), topic.to_owned());
             let named = topic.clone();
-            // A thread of its own, so that it does not count as the broker's.
+            // Its own thread, so that it does not count as the broker's.
             let (done, finished) = tokio::sync::oneshot::channel();
             std::thread::Builder::new()
                 .name("client".to_owned())

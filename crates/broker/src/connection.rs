@@ -90,7 +90,7 @@ enum Queued {
     Waiting {
         answer: Pending,
         exclusive: bool,
-        /// The request's, or a part of it: kept for an answer without one of its own.
+        /// The request's, or a part of it: kept for an answer that has no allowance of its own.
         permit: Option<Permit>,
     },
 }
@@ -384,7 +384,7 @@ impl<'a> Connection<'a> {
 
     /// Requests the memory to receive more of the frame at the front, or to handle it. A control
     /// request keeps it until its answer is sent, so it waits until the connection owes no other
-    /// answer. A fetch that waits for records keeps a small part of its own, or none.
+    /// answer. A fetch that waits for records keeps its own small part, or none.
     fn reserve(&mut self, mut expected: Expected, is_whole: bool) {
         let is_control = api::is_control(expected.key);
         let covered = self.covered_bytes();

@@ -118,7 +118,7 @@ impl BatchRefusal {
     ];
 }
 
-/// Declares [`Counters`], with the fields of [`Stats`] that count by themselves.
+/// Declares [`Counters`], with the fields of [`Stats`] that count on their own.
 macro_rules! counters {
     ($($name:ident)*) => {
         /// The counters behind [`Stats`].

@@ -49,7 +49,7 @@ impl ConnectionSlot {
     }
 
     /// Reports that a request has arrived. It is in progress until the returned guard is dropped.
-    /// For connections that do not [`report`](Self::report) by themselves.
+    /// For connections that do not [`report`](Self::report) on their own.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl ConnectionSlot {
     }
 
     /// Begins to time the body of a request. For connections that do not [`report`](Self::report)
-    /// by themselves.
+    /// on their own.
     #[must_use]
     pub fn begin_arrival(&self) -> Arrival {
         Arrival::new(Arc::clone(&self.activity))

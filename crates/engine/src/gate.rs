@@ -4,7 +4,7 @@
 //! A throttled attempt waits in its operation, with a time to check again, and does not count as a
 //! failure. The gates are in the engine's memory only: a new owner starts with open gates.
 //!
-//! Waiting attempts check again one after the other: each gets an instant of its own, so that
+//! Waiting attempts check again one after the other: each gets its own instant, so that
 //! thousands of them cost no more checks per second than a few.
 //!
 //! What must hold: each throttled attempt gets a time to check again, at most [`WAIT_MAX`] after

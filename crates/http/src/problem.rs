@@ -205,7 +205,7 @@ impl Kind {
                 "Unknown host",
                 "Use an IP address, localhost, or a name listed in http.hosts (admin.hosts on the \
                  admin port). A listener without authentication refuses all other names, so that \
-                 a web page cannot reach it through a host name of its own (DNS rebinding). \
+                 a web page cannot reach it through its own host name (DNS rebinding). \
                  Nothing was accepted."),
             Self::ForeignOrigin => ("/problems/foreign-origin", S::FORBIDDEN,
                 "Request from a web page of another origin",

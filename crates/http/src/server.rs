@@ -355,7 +355,7 @@ impl<S: Service> Connection<S> {
 /// ready, so that answers that become ready together leave with one write.
 ///
 /// hyper has a task for each request of an HTTP/2 connection, and an answer wakes the connection.
-/// tokio runs next what a task has woken, so the connection would write each answer by itself. The
+/// tokio runs next what a task has woken, so the connection would write each answer separately. The
 /// whole connection waits, reading too: until the thread's queue is empty or it polls sockets (see
 /// the runtime's event interval), or until something else wakes the connection.
 async fn after_ready_tasks<F: Future>(

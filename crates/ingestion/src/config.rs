@@ -28,7 +28,7 @@ pub struct HttpConfig {
     pub tls: TlsConfig,
     /// The host names that the listener answers for without authentication, in addition to IP
     /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach
-    /// it through a host name of its own (DNS rebinding).
+    /// it through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,

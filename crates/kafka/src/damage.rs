@@ -101,7 +101,7 @@ impl DamagedLog {
         );
     }
 
-    /// Logs that the partition is not read, and when the client retries by itself.
+    /// Logs that the partition is not read, and when the client retries on its own.
     pub(crate) fn log_stopped(&self, client: &str, again_after: Option<Duration>) {
         tracing::error!(
             client,

@@ -5,7 +5,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 /// How severe an error from a poll is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Severity {
-    /// librdkafka retries by itself.
+    /// librdkafka retries on its own.
     Transient,
     /// The start offset does not exist.
     OffsetReset,

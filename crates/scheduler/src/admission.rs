@@ -204,8 +204,8 @@ impl Faults {
     }
 }
 
-/// Whether ingestion wrote a request, so that its hash must be ingestion's. Other writers may use a
-/// hash of their own, and declare the id as chosen by the caller.
+/// Whether ingestion wrote a request, so that its hash must be ingestion's. Other writers may use
+/// their own hash, and declare the id as chosen by the caller.
 fn is_of_ingestion(create: &CreateRequest) -> bool {
     create.id_origin == IdOrigin::Server && create.resubmission_of.is_none()
 }

@@ -183,8 +183,8 @@ impl EmbeddedStore {
         failed.into_iter().chain(rows.into_iter().flatten())
     }
 
-    /// Why every write currently fails; `None` if writes do not fail. The failure ends by itself: a
-    /// later write opens the store again, once there is room.
+    /// Why every write currently fails; `None` if writes do not fail. The failure ends on its own:
+    /// a later write opens the store again, once there is room.
     #[must_use]
     pub fn write_failure(&self) -> Option<WriteFailure> {
         self.tables.failure()

@@ -197,8 +197,8 @@ fn current_lease_of<'a>(
 }
 
 /// The lease with which an unbegun shard begins. Takes its predecessors for good, and waits while
-/// their owners keep them. `me` is this process, whose own shards release their leases by
-/// themselves.
+/// their owners keep them. `me` is this process, whose own shards release their leases on their
+/// own.
 pub fn beginning<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,

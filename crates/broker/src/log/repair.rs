@@ -2,7 +2,7 @@
 //!
 //! What must hold:
 //!
-//! * **Nothing happens by itself.** Only [`Repair::apply`] changes files; a plan reports the
+//! * **Nothing happens on its own.** Only [`Repair::apply`] changes files; a plan reports the
 //!   damage.
 //! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans their offsets, as in a
 //!   compacted log: consumers continue behind it.

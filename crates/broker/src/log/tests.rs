@@ -25,7 +25,7 @@ const KEY: ([u8; 16], i32) = ([7; 16], 0);
 /// Longer than anything here takes; only a failing test waits for it.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// A partition with the threads that serve it, in a directory of its own.
+/// A partition with the threads that serve it, in its own directory.
 struct Fixture {
     partition: Arc<Partition>,
     syncs: Arc<SyncQueue>,

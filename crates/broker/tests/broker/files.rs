@@ -94,7 +94,7 @@ async fn start(dir: &Path) -> Result<Broker, StartError> {
     Broker::start(config).await
 }
 
-/// All metadata but what changes by itself.
+/// All metadata but what changes on its own.
 fn entries(broker: &Broker) -> Vec<Entry> {
     let snapshot = broker.logs().snapshot().unwrap();
     let entries = snapshot.meta().map(Result::unwrap);

@@ -50,8 +50,8 @@ impl Service for Site {
             return Ok(Problem::new(StatusCode::BAD_REQUEST, "bad-head", refusal.detail()).into());
         }
         // Agents may use any host name and send no origin. Requests of web pages must use an IP
-        // address or localhost. Another site's page can then change nothing, even if a name of its
-        // own resolves to this machine.
+        // address or localhost. Another site's page can then change nothing, even if its own name
+        // resolves to this machine.
         let (method, uri, headers) = (request.method(), request.uri(), request.headers());
         if is_from_page(headers)
             && Hosts::local(&[], false)

@@ -28,7 +28,7 @@ pub struct Agents {
     clock: Clock,
 }
 
-/// A request on the topic of an agent. A copy is a task of its own.
+/// A request on the topic of an agent. A copy is its own task.
 #[derive(Debug)]
 struct Task {
     request: Rc<StepRequest>,

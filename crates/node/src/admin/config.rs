@@ -26,7 +26,7 @@ pub struct AdminConfig {
     pub tls: TlsConfig,
     /// The host names that the listener answers for without authentication, in addition to IP
     /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach
-    /// it through a host name of its own (DNS rebinding).
+    /// it through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
     /// The limit on open connections. A new one replaces a slow or idle one, or waits
     /// if there is none.

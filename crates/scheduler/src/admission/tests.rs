@@ -62,7 +62,7 @@ fn admitted(create: CreateRequest) -> Result<CreateRequest, Vec<String>> {
     }
 }
 
-/// A request of a workflow without rules of its own, as an external client may write it.
+/// A request of a workflow without its own rules, as an external client may write it.
 fn written(input: &str) -> CreateRequest {
     CreateRequest {
         operation: OperationId::of_caller("acme", "order-17"),

@@ -49,7 +49,7 @@ const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 /// for each flush, and one between lower levels moves about a file.
 const FILE_BYTES: u64 = 32 << 20;
 
-/// The key-value store never rotates a memtable by itself: see `flushing.rs`.
+/// The key-value store never rotates a memtable on its own: see `flushing.rs`.
 const NO_ROTATION: u64 = u64::MAX;
 
 /// The least that the key-value store accepts as the bound of its full journal files.

@@ -72,7 +72,7 @@ pub async fn reopen_spoiled(
     subject.open().await
 }
 
-/// Makes one test of every rule, each with a subject of its own.
+/// Makes one test of every rule, each with its own subject.
 #[macro_export]
 macro_rules! contract_tests {
     ($subject:expr) => {

@@ -16,7 +16,7 @@ use crate::smtp::SmtpServer;
 fn setup(webhook: SocketAddr, mail: &SmtpServer) -> Setup {
     Setup::new(&format!(
         "alerts:
-  # Every alert of these tests is to be a message of its own.
+  # Every alert of these tests is to be its own message.
   dedupWindow: 1ms
   attemptsMax: 100000
   backoff: 50ms

@@ -85,7 +85,7 @@ impl Member {
         assert!(sent.is_ok_and(|status| status.success()), "{signal} {pid}");
     }
 
-    /// Whether it has ended by itself.
+    /// Whether it has ended on its own.
     pub fn has_ended(&mut self) -> bool {
         let process = self.process.as_mut().expect("it was started");
         let ended = process.child.try_wait().expect("it can be waited for");

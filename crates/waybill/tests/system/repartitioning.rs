@@ -146,7 +146,7 @@ async fn partitions_are_removed_and_added_again_under_load() {
     for (round, (way, partitions, killed_at)) in [
         ("shrink", 2, None),
         ("grow", 4, None),
-        // After the intended and the cut layout: schedulers continue the change by themselves.
+        // After the intended and the cut layout: schedulers continue the change on their own.
         ("shrink", 1, Some(2)),
         ("grow", CONFIGURED, None),
         // After the announcement: the same command continues.

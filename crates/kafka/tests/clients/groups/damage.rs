@@ -182,7 +182,7 @@ fn a_member_that_releases_held_records_does_not_repeat_the_damage_search() {
         member.consumer.hold(false).unwrap();
         member.poll(ALL, A_WHILE * 5);
     }
-    // Each search would open a connection of its own.
+    // Each search would open its own connection.
     assert_eq!(fixture.line().connections(), connections);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
     poll_until([&mut member], |[member]| member.values(1).len() == 1);

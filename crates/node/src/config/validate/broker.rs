@@ -11,7 +11,7 @@ use waybill_topology::topics::{disk_bytes_min, partitions_needed};
 use super::Config;
 
 /// Connections of commands such as `waybill ops` and `waybill doctor`, which end soon. The roles
-/// connect to a listener of their own.
+/// connect to their own listener.
 const CONNECTIONS: usize = 10;
 /// Consumer groups without those of receivers: two of Waybill's roles, and those of clients.
 const GROUPS: usize = 10;
