@@ -193,7 +193,7 @@ impl Unwritten {
         match self.code {
             Some(code) => format!("the server answered {code}"),
             None if self.is_unreachable => self.cause.clone(),
-            None => "the server sent invalid answers".to_owned(),
+            None => "the server sent an invalid reply".to_owned(),
         }
     }
 }

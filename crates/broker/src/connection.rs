@@ -56,10 +56,10 @@ pub(crate) enum Closed {
     Idle,
     #[error("the login timed out")]
     NoLogin,
-    #[error("a request or an answer took too long to transfer")]
+    #[error("a request or a response took too long to transfer")]
     Stalled,
     #[error(
-        "its transfer was among the slowest while memory for large requests and answers was short"
+        "its transfer was among the slowest while memory for large requests and responses was short"
     )]
     Slow,
     #[error("the client sent {0}")]

@@ -242,7 +242,7 @@ impl<S: Service> Server<S> {
                         tracing::debug!("closed a connection to make room for another");
                     }
                     () = slot.unread_for(stall_timeout) => {
-                        tracing::debug!("a client did not read its answer in time");
+                        tracing::debug!("a client did not read its response in time");
                     }
                 }
                 drop(slot);

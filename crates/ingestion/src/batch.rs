@@ -394,7 +394,7 @@ async fn settled(
         Waiting::Known(known) => {
             let taken = Err(Problem::new(
                 Kind::Internal,
-                "This answer was given already.",
+                "This response was sent already.",
             ));
             std::mem::replace(known, taken)
         }

@@ -357,7 +357,7 @@ impl Registry {
             body.extend_from_slice(&chunk);
             if body.len() > ANSWER_BYTES_MAX {
                 return Err(
-                    self.no_registry(format!("an answer of more than {ANSWER_BYTES_MAX} bytes"))
+                    self.no_registry(format!("a response of more than {ANSWER_BYTES_MAX} bytes"))
                 );
             }
         }

@@ -272,7 +272,7 @@ impl Scenario {
         {
             let kind = kind.as_str();
             return Err(format!(
-                "mix.{kind} needs an answer: the transport must not be topic"
+                "mix.{kind} needs a response: the transport must not be topic"
             ));
         }
         if self.drain.is_zero() && (self.garbage_rate > 0.0 || self.breaking_point.is_some()) {

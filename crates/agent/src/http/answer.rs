@@ -182,7 +182,7 @@ impl Keep {
     /// makes the outcome unknown, never failed without effect.
     pub(super) fn outcome(&self, body: &[u8]) -> Outcome {
         let unreadable = |error: serde_json::Error| {
-            let message = format!("the service's answer cannot be read: {error}");
+            let message = format!("the service's response cannot be read: {error}");
             unknown("answer-not-json", message)
         };
         let json: &RawValue = match serde_json::from_slice(body) {
@@ -197,7 +197,7 @@ impl Keep {
                     return unknown(
                         "answer-value-missing",
                         format!(
-                            "the service's answer has no value at {:?} for {:?}",
+                            "the service's response has no value at {:?} for {:?}",
                             kept.pointer, kept.name
                         ),
                     );

@@ -212,7 +212,7 @@ impl StepRequirements<'_> {
         match actions.and_then(|actions| actions.run.keep.find(output)) {
             Some(kept) => Ok(Some(kept)),
             None => Err(format!(
-                "agent {:?} keeps no {output:?} of step {:?}'s answer (`keep`)",
+                "agent {:?} keeps no {output:?} of step {:?}'s response (`keep`)",
                 supplier.agent, supplier.name
             )),
         }

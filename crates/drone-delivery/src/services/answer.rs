@@ -23,7 +23,7 @@ pub(super) type Answer = Response<AnswerBody>;
 
 /// A request that gets no answer: its connection (HTTP/1.1) or stream (HTTP/2) is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the request got no answer")]
+#[error("the request got no response")]
 pub struct Unanswered;
 
 /// The body of an answer.

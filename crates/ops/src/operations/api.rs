@@ -276,7 +276,7 @@ impl Api {
         let address = &self.address;
         let origin = address.origin();
         ApiError::unavailable(format!(
-            "unexpected answer from {address}: {why} ({origin})"
+            "unexpected response from {address}: {why} ({origin})"
         ))
     }
 

@@ -359,7 +359,7 @@ fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
     let small = message(&disk(&metrics(1, 100, 10), &config));
     assert_eq!(
         small[0],
-        "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests are answered \
+        "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests get \
          503 until space is freed"
     );
     assert!(
