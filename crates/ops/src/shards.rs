@@ -29,8 +29,8 @@ pub enum ShardsCommand {
         #[command(flatten)]
         written: WrittenLayout,
     },
-    /// Change the number of shards per partition without a stop, to a whole multiple of the
-    /// current number, or to a whole part of it
+    /// Change the number of shards per partition without a stop, to a multiple of the current
+    /// number, or to a divisor of it
     Set {
         /// The new number of shards per partition
         #[arg(value_name = "M")]

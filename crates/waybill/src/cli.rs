@@ -170,7 +170,7 @@ pub enum Command {
     ///
     /// With the id of an operation: what it waits for, which process has it, and what happens next.
     Doctor(DoctorArgs),
-    /// Explain a state: `explain lag` names what holds checkpoints
+    /// Explain the lag of partitions: `explain lag` shows which operations hold the checkpoints
     Explain(ExplainArgs),
     /// Estimate the processes, partitions and servers that a load needs
     Capacity(CapacityArgs),

@@ -72,7 +72,7 @@ impl Refusal {
                 "Transfer-Encoding must be chunked, given once, and only in HTTP/1.1."
             }
             Self::BadHost => "An HTTP/1.1 request must have exactly one Host.",
-            Self::TooLarge => "The request head is too long, or has too many header fields.",
+            Self::TooLarge => "The request head is too large, or has too many header fields.",
             Self::HeadTimeout => "The request head did not arrive in time.",
         }
     }

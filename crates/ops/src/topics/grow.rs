@@ -30,8 +30,8 @@ const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 /// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct GrowArgs {
-    /// The new number of partitions: to grow, a whole multiple of the current number; to shrink, a
-    /// whole part of it
+    /// The new number of partitions: to grow, a multiple of the current number; to shrink, a
+    /// divisor of it
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
     #[command(flatten)]

@@ -13,7 +13,7 @@ pub enum TokenCommand {
 /// The arguments of `waybill token create`.
 #[derive(Clone, Debug, Args)]
 pub struct CreateArgs {
-    /// The name of the token's owner, such as in the history of operations
+    /// The name of the token's owner, as shown in the history of operations
     #[arg(long, value_name = "NAME")]
     name: String,
     /// The scopes of the token
