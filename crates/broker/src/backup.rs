@@ -3,7 +3,7 @@
 //! What must hold:
 //!
 //! * **Offsets before logs.** Committed offsets are recorded before the ends of the logs. So no
-//!   offset is beyond its log, and what was produced before a commit is included.
+//!   offset is beyond its log, and every record that was produced before a commit is included.
 //! * **Recorded data stays readable.** Every segment is kept open, so that it can be read even if
 //!   retention deletes it in the meantime.
 //! * **No name leads out of the directory.** Restored data goes only to places that this broker

@@ -26,8 +26,8 @@
 //! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
 //!   connection that sent them; frame sizes, connections, requests per connection and the bytes
 //!   in flight are limited by [`BrokerSettings`].
-//! * **Every client can read what it accepts.** It decompresses batches within the bound of their
-//!   topic, keeps them uncompressed, and counts the records of each.
+//! * **Every client can read every record that the broker accepts.** It decompresses batches within
+//!   the bound of their topic, keeps them uncompressed, and counts the records of each.
 //! * **With logins, every request is checked**: before its login a connection can do nothing, and
 //!   then only what its rights allow at that moment.
 //!

@@ -53,8 +53,8 @@ pub struct BrokerSettings {
     /// join groups and fetch answers. A connection that needs more waits. Slow ones are closed
     /// while they hold over half. At least [`Self::buffer_bytes_min`]. Default: 32 MiB.
     pub buffer_bytes_max: usize,
-    /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
-    /// At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
+    /// The same for all other requests with their answers, so that no request waits for memory that
+    /// the previous answer holds. At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
     pub control_buffer_bytes_max: usize,
     /// A connection without traffic for this long is closed. Default: 10 minutes.
     pub idle_timeout: Duration,

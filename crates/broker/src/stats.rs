@@ -103,7 +103,8 @@ pub enum BatchRefusal {
     Corrupt,
     /// Its message format or its compression is not supported.
     Unsupported,
-    /// Its fields contradict each other, or ask for what the broker does not have, such as transactions.
+    /// Its fields contradict each other, or request a feature that the broker lacks, such as
+    /// transactions.
     Invalid,
 }
 

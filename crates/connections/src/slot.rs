@@ -119,7 +119,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// What a connection's socket accepts of what is written to it.
+/// How many of the written bytes a connection's socket accepts.
 #[derive(Debug)]
 pub struct WriteMonitor {
     all: Arc<Connections>,
@@ -129,7 +129,7 @@ pub struct WriteMonitor {
 
 impl WriteMonitor {
     /// Reports whether the client's unread bytes keep the socket from accepting more. A client that
-    /// reads need not read answers: what it reads may be a reply to its pings.
+    /// reads need not read answers: the bytes that it reads may be a reply to its pings.
     pub fn set_blocked(&mut self, is_blocked: bool) {
         if self.is_blocked == is_blocked {
             return;

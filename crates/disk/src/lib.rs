@@ -73,7 +73,7 @@ pub struct DamagedFile {
     pub file: PathBuf,
     /// What is wrong with it.
     pub problem: String,
-    /// How to open the store without what a journal has lost.
+    /// How to open the store without the entries that a journal has lost.
     pub give_up: Option<GiveUp>,
 }
 

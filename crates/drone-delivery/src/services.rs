@@ -1,5 +1,5 @@
 //! Five simulated services on one listener: account, package, third-party transport, drone and
-//! delivery, with faults that can be switched on and a ledger of what they did.
+//! delivery, with faults that can be switched on and a ledger of their effects.
 //!
 //! Tests of the guarantees rely on them. An agent repeats attempts, dies in the middle, and undoes
 //! unknown attempts; then the ledger shows the real effects. So these rules must hold through kills

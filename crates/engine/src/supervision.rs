@@ -1,4 +1,4 @@
-//! Decides, from rows and records alone, what a supervisor asks of the scheduler.
+//! Decides, from rows and records alone, what a supervisor requests from the scheduler.
 //!
 //! A supervisor knows workflows, but no business rules. It never changes an operation: its request
 //! names the attempt that it saw, and the scheduler judges it against the current row. So two

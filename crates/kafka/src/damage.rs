@@ -405,7 +405,7 @@ mod tests {
         Nothing,
     }
 
-    /// What the client finds at an offset, or first behind it.
+    /// What the client finds at an offset, or at the first readable offset after it.
     fn found(log: &[At], offset: Offset) -> Found {
         let first = usize::try_from(offset.0).unwrap();
         let Some(at) = (first..log.len()).find(|at| log[*at] != At::Nothing) else {

@@ -231,8 +231,8 @@ impl GroupConsumer {
             .map_err(RequestError::new("subscribing"))
     }
 
-    /// Waits up to `timeout` for a record, then takes what is available, up to the limits, without
-    /// further waiting. Notifies the handler of every change of the assignment.
+    /// Waits up to `timeout` for a record, then takes the available records, up to the limits,
+    /// without further waiting. Notifies the handler of every change of the assignment.
     pub fn poll(
         &mut self,
         limits: PollLimits,

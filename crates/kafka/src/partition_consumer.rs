@@ -210,8 +210,8 @@ impl PartitionConsumer {
         Ok(())
     }
 
-    /// Waits up to `timeout` for a record, then takes what is available, up to the limits, without
-    /// further waiting.
+    /// Waits up to `timeout` for a record, then takes the available records, up to the limits,
+    /// without further waiting.
     pub fn poll(
         &self,
         limits: PollLimits,

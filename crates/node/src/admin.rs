@@ -136,7 +136,7 @@ impl Admin {
         &self.auth
     }
 
-    /// Ends the start: from now on, what is not connected does not exist in this process.
+    /// Ends the start: from now on, parts that are not connected do not exist in this process.
     pub fn set_started(&self) {
         // A second call changes nothing.
         let _ = self.started.set(());

@@ -425,7 +425,7 @@ impl Commits {
         self.dispatcher.written(partitions);
     }
 
-    /// Flushes what was sent, and closes the producer.
+    /// Flushes the sent records, and closes the producer.
     pub(super) fn close(self) {
         self.dispatcher.close();
     }

@@ -284,7 +284,8 @@ impl Owned {
     }
 
     /// Whether a stopping shard may release its lease: no row or message of it is in flight, or it
-    /// has waited long enough. The next owner replays what is not acknowledged by then.
+    /// has waited long enough. The next owner replays the records that are not acknowledged by
+    /// then.
     pub(super) fn may_release(&self, involved: bool) -> bool {
         self.releasing_since
             .is_some_and(|since| !involved || since.elapsed() >= RELEASE_PATIENCE)

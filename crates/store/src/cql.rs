@@ -7,7 +7,7 @@
 //!   Nothing else uses them. See `cql/leases.rs`, `cql/layouts.rs` and `cql/secrets.rs`.
 //! * **A batch goes in two rounds**: the rows follow once every index entry is acknowledged. Each
 //!   round is many concurrent requests, within [`CqlConfig::in_flight_max`].
-//! * **Reads and writes use a local quorum.** Every later reader sees what was acknowledged.
+//! * **Reads and writes use a local quorum.** Every later reader sees all acknowledged writes.
 //! * **Reads meet no tombstones.** Rows and deadline entries expire and are not read again;
 //!   attention entries are deleted in ranges, see `cql/walk.rs`.
 //! * **Unknown is not failed.** `cql/link.rs` describes repeats, time-outs and the meaning of

@@ -86,7 +86,8 @@ pub struct EmbeddedConfig {
     /// is never split. Default: 4096.
     pub group_rows_max: usize,
     /// For how many operations the stamp is remembered, so that their next write needs no read; at
-    /// most twice as many are held. Should exceed what is in flight. Default: 32,768.
+    /// most twice as many are held. Should exceed the number of operations in flight. Default:
+    /// 32,768.
     pub recent_stamps: usize,
     /// How often to look for rows past their retention and deadline entries behind the cursor.
     /// Default: 10 s.
@@ -162,8 +163,8 @@ impl EmbeddedStore {
     }
 
     /// Waits until the store refuses writes because a compaction met a damaged block or the disk
-    /// fails. Returns why. The next [`EmbeddedStore::open`] rebuilds the store from what can be
-    /// read.
+    /// fails. Returns why. The next [`EmbeddedStore::open`] rebuilds the store from the data that
+    /// can be read.
     pub async fn refuses_writes(&self) -> String {
         self.tables.damages().refused().await
     }

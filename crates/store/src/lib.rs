@@ -6,7 +6,7 @@
 //!
 //! * **Durable means synced.** A write that returned `Ok` survives `kill -9` and a power loss.
 //! * **A batch is whole.** Of a [`WriteBatch`] that returned `Ok` everything is there; of one that
-//!   returned an error, what is there is unknown, and the batch may be repeated.
+//!   returned an error, the stored state is unknown, and the batch may be repeated.
 //! * **The higher stamp wins.** Of two writes of one row, reads return the one with the higher
 //!   [`Stamp`], whichever arrived first. State and immutable part are compared separately, so that
 //!   a write without [`RowWrite::created`] leaves the immutable part as it is.
@@ -75,8 +75,8 @@ pub use takeable::takeable;
 /// The state store.
 ///
 /// Every method may be called from many tasks at the same time. Futures are boxed because one is
-/// made per group commit, never per record. Dropping a future does not undo what it began: the
-/// write may still happen.
+/// made per group commit, never per record. Dropping a future does not undo the work that it began:
+/// the write may still happen.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Whether this process is the only one that can have the store open, so that leases of older
     /// processes are known to be dead.

@@ -1,4 +1,4 @@
-//! What every component reports in the same way: metrics that are declared once, spans ([`trace`]),
+//! The observability of every component: metrics that are declared once, spans ([`trace`]),
 //! liveness and readiness ([`health`]). One declaration has a metric's name, meaning and labels.
 //! From it the metric is described to the recorder, registered, and listed in documents.
 //!

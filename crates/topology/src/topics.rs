@@ -557,9 +557,9 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
     }
 }
 
-/// One machine's disk makes an acknowledged record durable: what the checkpoint relies on is
-/// synced. Requests and recoveries are refused above a disk limit, and only the checkpoint deletes
-/// them. All other topics delete their oldest records.
+/// One machine's disk makes an acknowledged record durable: every record that the checkpoint relies
+/// on is synced. Requests and recoveries are refused above a disk limit, and only the checkpoint
+/// deletes them. All other topics delete their oldest records.
 fn on_the_embedded_broker(
     settings: &mut Vec<(&'static str, String)>,
     kind: Kind,

@@ -1,4 +1,4 @@
-//! What a token allows on the embedded broker.
+//! The rights of a token on the embedded broker.
 //!
 //! With authentication on, the embedded broker requires clients to log in with a token as the password; it ignores the
 //! user name. The roles in the broker's own process have their own listener, and log in there with

@@ -1,4 +1,5 @@
-//! Record batches of message format 2: the header, what can be read without decoding the records, and decompression.
+//! Record batches of message format 2: the header, the data that can be read without decoding the
+//! records, and decompression.
 //!
 //! The layout is that of the protocol guide's section "Record Batch". The broker keeps uncompressed batches as
 //! they were sent: it reads the header, checks the checksum and rewrites two fields.
@@ -130,7 +131,7 @@ impl BatchHeader {
         (header.bytes >= HEADER_BYTES).then_some(header)
     }
 
-    /// Reads and checks what a producer sent for one partition: exactly one whole batch.
+    /// Reads and checks the data that a producer sent for one partition: exactly one whole batch.
     ///
     /// # Errors
     ///

@@ -155,7 +155,7 @@ impl LogFile {
     /// Writes the whole batches from `from` to `to` again, byte for byte, and syncs them.
     ///
     /// After a failed sync the kernel may keep pages that it considers clean although the disk never received them. The
-    /// next sync writes only what is written again.
+    /// next sync writes only the pages that are written again.
     pub(crate) fn rewrite(&self, from: u64, to: u64) -> io::Result<()> {
         // A file that is open for appending ignores positions.
         let writer = OpenOptions::new().write(true).open(&self.path)?;

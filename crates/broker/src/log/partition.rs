@@ -7,11 +7,11 @@
 //! What must hold:
 //!
 //! * **A failed sync or write takes the partition offline**, with the reason, until the broker is started again.
-//!   What was not synced by then is never shown.
+//!   Records that were not synced by then are never shown.
 //! * **A full disk does not.** If a write reports it, the partial batch is cut off and refused, and
 //!   the next one is tried like any other. If a sync reports it, nothing more is acknowledged or
 //!   appended, and another `Partition` replaces this one once there is room (see
-//!   `Topics::reopen_full`): opened as at a start, which rewrites what was not synced.
+//!   `Topics::reopen_full`): opened as at a start, which rewrites the part that was not synced.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;

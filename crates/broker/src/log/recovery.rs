@@ -1,4 +1,4 @@
-//! Determines what a partition's directory holds.
+//! Determines the contents of a partition's directory.
 //!
 //! A closed segment is not read if its valid index fits its length and the next segment's name: its batches are checked
 //! whenever they are read. Everything else, always including the active segment, is read and checked batch by batch.
@@ -225,7 +225,7 @@ impl Segment {
             .map_err(LogError::of("cannot cut", &path))
     }
 
-    /// Rewrites, and syncs, what is not known to be synced.
+    /// Rewrites and syncs the part that is not known to be synced.
     fn write_again(&self, synced_end: Option<i64>) -> Result<(), LogError> {
         let index = &self.index;
         let synced_end = synced_end.unwrap_or(0).max(index.base);

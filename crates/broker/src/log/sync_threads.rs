@@ -4,9 +4,9 @@
 //! syncs each and wakes all waiting requests; later appends go into the next round. So the disk's
 //! own pace decides how much one sync covers, and no timer is needed.
 //!
-//! A second thread does what no request waits for: it indexes closed segments, syncs those of
-//! topics that are not synced, starts write-back of growing ones, and stores how far partitions are
-//! synced. It retries what failed for lack of space.
+//! A second thread does the work that no request waits for: it indexes closed segments, syncs those
+//! of topics that are not synced, starts write-back of growing ones, and stores how far partitions
+//! are synced. It retries what failed for lack of space.
 
 use std::collections::VecDeque;
 use std::io;
@@ -166,7 +166,7 @@ impl SyncThreads {
 }
 
 impl Drop for SyncThreads {
-    /// Lets the threads finish what is queued.
+    /// Lets the threads finish the queued work.
     fn drop(&mut self) {
         // The first thread queues work for the second one.
         let stops: [fn(&SyncQueue); 2] = [|queue| queue.dirty.stop(), |queue| queue.chores.stop()];

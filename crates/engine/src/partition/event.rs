@@ -117,7 +117,7 @@ pub enum Event {
     /// Replies were read up to here, although the last records below it are never delivered
     /// (control records, or compacted ones).
     InboxRead(Offset),
-    /// Time has passed: handle what is due.
+    /// Time has passed: handle due work.
     Tick,
 }
 

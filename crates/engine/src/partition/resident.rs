@@ -313,7 +313,7 @@ impl ResidentOperation {
         false
     }
 
-    /// Handles what is due.
+    /// Handles due work.
     pub(super) fn due(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
         let patience = cx.patience();
         let Some(mut advance) = self.advance(cx) else {

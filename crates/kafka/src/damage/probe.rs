@@ -80,7 +80,8 @@ impl Probe {
         Ok(Self { consumer })
     }
 
-    /// What can be read at an offset, or first behind it. Waits for an answer up to `patience`.
+    /// What can be read at an offset, or at the first readable offset after it. Waits for an answer
+    /// up to `patience`.
     pub(super) fn ask(
         &self,
         topic: &str,

@@ -21,7 +21,7 @@ pub(super) enum Verb {
     RetryCompensation,
     /// A person undid this step by hand.
     Undone { step: String },
-    /// What the caller may request: undo the completed steps, and end as cancelled.
+    /// The caller's own verb: undo the completed steps, and end as cancelled.
     Cancel,
 }
 

@@ -38,7 +38,7 @@ const PAGE: usize = 256;
 /// The pause after each page, so that a walk takes little of the servers' capacity.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The walk's statements and what it reads rows with.
+/// The statements of the walk, and its reader of rows.
 pub(super) struct Walk {
     link: Arc<Link>,
     rows: Arc<Rows>,

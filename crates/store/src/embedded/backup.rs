@@ -78,7 +78,7 @@ impl EmbeddedStore {
     /// # Errors
     ///
     /// [`StoreError::Unavailable`] if the store is closed, or `note` took longer than two seconds:
-    /// commits resumed, so that what it recorded belongs to no single instant.
+    /// commits resumed, so that the recorded data belongs to no single instant.
     pub fn while_held<T>(
         &self,
         note: impl FnOnce() -> T,

@@ -93,8 +93,8 @@ impl Tables {
     }
 }
 
-/// Compacts what the table needs most. Keeps old versions of entries, because it does not know
-/// which of them snapshots need.
+/// Runs the most urgent compaction of the table. Keeps old versions of entries, because it does not
+/// know which of them snapshots need.
 fn compact(keyspace: &Keyspace) -> Result<(), fjall::Error> {
     let strategy = keyspace.config.compaction_strategy.clone();
     Ok(keyspace.tree.compact(strategy, 0)?)

@@ -85,7 +85,7 @@ fn has_damage(table: &Keyspace) -> bool {
         .any(|file| file.iter().any(|item| item.is_err()))
 }
 
-/// Copies what can be read. Returns how many parts of rows are marked as unreadable.
+/// Copies the readable data. Returns how many parts of rows are marked as unreadable.
 fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
     let snapshot = old.db.snapshot();
     let mut lost = 0;

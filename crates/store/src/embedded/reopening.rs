@@ -6,7 +6,7 @@
 //!
 //! If writing or opening fails a second time within an hour although there is room, the disk is
 //! failing or a compaction has met a damaged block. Then no more writes are accepted. If the next
-//! start finds damage, it rebuilds the store from what can be read (`rebuild.rs`).
+//! start finds damage, it rebuilds the store from the readable data (`rebuild.rs`).
 //!
 //! What must hold: the old tables are closed before the new ones open, since closing flushes their
 //! buffer. The journal is rewritten before it is read (`waybill_disk::prepare`), because the pages

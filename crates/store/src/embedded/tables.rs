@@ -367,7 +367,7 @@ impl Tables {
         )
     }
 
-    /// Reads what the write path compares of a stored state.
+    /// Reads the part of a stored state that the write path compares.
     pub(super) fn stored_state(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
         let found = self.state.get(keys::row(id));
         let found = self.of_row(RowPart::State, id, found, "reading a stamp")?;
@@ -378,7 +378,7 @@ impl Tables {
         }))
     }
 
-    /// Reads what the write path compares of a stored immutable part.
+    /// Reads the part of a stored immutable part that the write path compares.
     pub(super) fn stored_created(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
         let found = self.created.get(keys::row(id));
         let found = self.of_row(RowPart::Created, id, found, "reading a stamp")?;
