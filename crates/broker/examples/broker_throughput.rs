@@ -158,7 +158,7 @@ fn hop(brokers: &str, topic: &str, records: usize, bytes: usize) -> Outcome {
     Ok(producer.flush(Duration::from_secs(60))?)
 }
 
-/// Reads the CPU times; zero where the system does not tell.
+/// Reads the CPU times; zero if the system does not report them.
 fn cpu() -> Cpu {
     let ticks = |path: &std::path::Path| {
         let stat = std::fs::read_to_string(path).unwrap_or_default();

@@ -18,7 +18,7 @@ pub struct LogRepair {
     pub path: PathBuf,
     /// Where in it the damage begins.
     pub position: u64,
-    /// How many bytes are damaged; none where something is missing.
+    /// How many bytes are damaged; none if bytes are missing.
     pub bytes: u64,
     /// The first offset that is lost.
     pub first_offset: i64,

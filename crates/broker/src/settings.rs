@@ -43,8 +43,8 @@ pub struct BrokerSettings {
     /// 8 MiB.
     pub fetch_bytes_max: usize,
     /// Minimum time between two answers to fetches of a connection, after an answer with 8 records or more: so records travel
-    /// together under load. It does not apply where 512 records, or a partition's `max_bytes`, can be read, and is at most the
-    /// fetch's own maximum wait. Default: 5 ms.
+    /// together under load. It does not apply if 512 records, or a partition's `max_bytes`, can be
+    /// read, and is at most the fetch's own maximum wait. Default: 5 ms.
     pub fetch_gather: Duration,
     /// Unanswered requests per connection. Further ones stay in the socket: the client waits, and
     /// none is refused. Default: 128.

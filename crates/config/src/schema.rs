@@ -4,7 +4,7 @@
 //! units and rules that span several keys are only in the program.
 //!
 //! Deliberately absent: other forms that the YAML parser accepts, such as a section without keys,
-//! or a number where a text is expected. An editor marks these. Where such a value is usual, the
+//! or a number instead of a text. An editor marks these. If such a value is usual, the
 //! field's schema allows it.
 
 use std::borrow::Cow;

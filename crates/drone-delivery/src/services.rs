@@ -19,7 +19,7 @@
 //! |---|---|---|---|
 //! | account | `GET /api/Account/{ownerId}`: no effect | | |
 //! | package | `PUT /api/packages/{id}` | `DELETE` | `GET` |
-//! | third-party | `PUT /api/ThirdPartyDeliveries/{id}`: an effect only where it is needed | `DELETE` | `GET` |
+//! | third-party | `PUT /api/ThirdPartyDeliveries/{id}`: an effect only if it is needed | `DELETE` | `GET` |
 //! | drone | `PUT /api/DroneDeliveries/{id}` | `DELETE` | `GET` |
 //! | delivery | `PUT /api/Deliveries/{id}` | `DELETE` | `GET` |
 //!

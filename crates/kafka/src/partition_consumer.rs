@@ -415,7 +415,7 @@ impl PartitionConsumer {
     }
 
     /// The offsets (of the next record to read) that the group of
-    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` where
+    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` if
     /// it has committed none. Queries as lag tools do, and joins no group. Blocks up to `timeout`.
     pub fn committed(
         &self,

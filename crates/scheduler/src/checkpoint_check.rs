@@ -8,7 +8,7 @@
 //! At the beginning of a log there is no record below the checkpoint. The fingerprint is then that
 //! of the topic: the first half of the ID that the brokers assigned when the topic was created. So
 //! a topic that is recreated before any of its requests was done is refused as well. A version
-//! without this check reads such a lease like any other. The fingerprint is missing where the
+//! without this check reads such a lease like any other. The fingerprint is missing if the
 //! brokers report no ID, and in a lease that such a version wrote, until its next owner writes it.
 //!
 //! The lease of the first owner stores where each log began when the lease was taken. So an owner
@@ -176,8 +176,8 @@ pub(super) fn start_offsets(
     })
 }
 
-/// Stores the topic's fingerprint in a lease where no record has one yet. Returns whether the lease
-/// changed.
+/// Stores the topic's fingerprint in a lease that has no fingerprint of a record yet. Returns
+/// whether the lease changed.
 ///
 /// A version that compares fingerprints with records alone does so only if the log has a record
 /// below the checkpoint. There was none when the fingerprint was stored, so that version also

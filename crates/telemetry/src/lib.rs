@@ -45,7 +45,7 @@ impl<K: Kind, const N: usize> Metric<K, N> {
     }
 
     /// The handle for these label values, in the order of declaration. Each call looks it up: keep
-    /// the handle where it is used per record.
+    /// the handle if it is used per record.
     #[must_use]
     pub fn of(&self, values: [&str; N]) -> K {
         let labels = self.labels.into_iter().zip(values);

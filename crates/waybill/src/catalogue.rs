@@ -33,7 +33,7 @@ const LABELS: [(&str, &str); 20] = [
     ),
     (
         "shard",
-        "the shard; where each partition has one, the partition's number",
+        "the shard; if each partition has one, the partition's number",
     ),
     (
         "reason",

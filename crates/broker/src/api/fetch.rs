@@ -123,7 +123,7 @@ struct Wanted {
 
 /// The requested partitions of a topic, at least one.
 struct WantedTopic {
-    /// The topic's own name where it exists, otherwise a copy.
+    /// The topic's own name if it exists, otherwise a copy.
     name: Arc<str>,
     partitions: Vec<Wanted>,
 }

@@ -96,7 +96,7 @@ impl Partition {
     }
 
     /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`,
-    /// but the first one even if it is larger where `first_whole` says so.
+    /// but the first one even if it is larger, if `first_whole` is set.
     pub(crate) fn read(
         &self,
         offset: i64,

@@ -73,7 +73,7 @@ impl Store {
     }
 }
 
-/// A temporary directory, in memory where the system has one.
+/// A temporary directory, in memory if the system has such a file system.
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }

@@ -145,7 +145,7 @@ impl HttpConfig {
         )
     }
 
-    /// Checks that requests of the largest size fit where they are held and sent.
+    /// Checks that requests of the largest size fit into the buffers and the records.
     fn check_memory(&self) -> Result<(), ConfigError> {
         let body_bytes_min = IngestionSettings::body_bytes_min(
             self.request_bytes_max.as_usize(),

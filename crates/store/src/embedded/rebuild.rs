@@ -163,7 +163,7 @@ fn keys_of(
     Walk::new(damages, snapshot, table, all, Order::Ascending)
 }
 
-/// How long the keys of a table are; `None` where they differ.
+/// How long the keys of a table are; `None` if they differ.
 fn key_bytes(table: &str) -> Option<usize> {
     Some(match table {
         "state" | "created" => 16,
