@@ -71,7 +71,7 @@ pub struct CheckSettings {
     pub patience: Duration,
     /// Time until complete-by, for requests that expect an answer. Default: 10 s.
     pub complete_within: Duration,
-    /// How far an answer's timestamp may be behind complete-by. Default: 100 ms.
+    /// How far an answer's timestamp may be after complete-by. Default: 100 ms.
     pub clock_tolerance: Duration,
     /// How many requests a burst has. Default: 200.
     pub burst: usize,

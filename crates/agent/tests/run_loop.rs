@@ -92,7 +92,7 @@ impl Broker {
         assert_eq!(settled, Ok(Ok(())));
     }
 
-    /// Reads until this many further replies arrived: partition and reply, in order of arrival.
+    /// Reads until this many additional replies arrived: partition and reply, in order of arrival.
     fn replies(&self, count: usize) -> Vec<(PartitionId, StepReply)> {
         read(&self.replies, count)
             .into_iter()

@@ -487,7 +487,7 @@ pub fn named(
 }
 
 /// The hash of a request's canonical form: its parts in this order, each after its length. Rows
-/// keep it, so neither order nor parts may change. Contacts are further parts: a request without
+/// keep it, so neither order nor parts may change. Contacts are additional parts: a request without
 /// contacts keeps the hash that it had before contacts existed.
 pub fn request_hash(
     workflow: &str,

@@ -231,7 +231,7 @@ fn topic_name() -> TopicName {
     TopicName(StrBytes::from_static_str(TOPIC))
 }
 
-/// A request's frame, behind its length.
+/// A request's frame, preceded by its length.
 fn frame<R: Request>(version: i16, request: &R) -> Bytes {
     let mut frame = BytesMut::new();
     let header = RequestHeader::default()

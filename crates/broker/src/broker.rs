@@ -254,7 +254,7 @@ impl Broker {
         })
     }
 
-    /// Handles one request (the bytes of a frame, behind its length) as an otherwise idle
+    /// Handles one request (the bytes of a frame, without its length) as an otherwise idle
     /// connection does, and returns the answer's frame. `None` if there is no answer, or the
     /// connection would be closed. For the benchmarks, which count the cost of a request without
     /// its socket.

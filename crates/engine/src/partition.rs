@@ -2,7 +2,7 @@
 //!
 //! [`PartitionEngine::apply`] changes operations in memory. [`PartitionEngine::take_batch`] returns
 //! the effects as one ordered list of commands. The scheduler's loop executes the list (durable
-//! first, then sent) and reports [`Event::Settled`]. Only then are the records behind the list
+//! first, then sent) and reports [`Event::Settled`]. Only then are the records after the list
 //! done, and the checkpoint may pass them.
 //!
 //! What must hold:
@@ -259,7 +259,7 @@ impl PartitionEngine {
         self.queue.waiting(priority)
     }
 
-    /// How many requests of a priority are tracked: started, or done behind one that is not.
+    /// How many requests of a priority are tracked: started, or done after one that is not.
     #[must_use]
     pub fn tracked(&self, priority: Priority) -> usize {
         self.requests[priority].finished.kept()

@@ -2,7 +2,7 @@
 //!
 //! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). librdkafka's
 //! reaction to a wrong checksum is unusable: it reports an error from which rust-rdkafka drops the
-//! partition, and continues somewhere behind the batch, so that it silently skips records. So a
+//! partition, and continues somewhere after the batch, so that it silently skips records. So a
 //! consumer that meets damage discards all prefetched records. It locates the damaged partition
 //! with this module, and reads every other partition again from the end of the records that it has
 //! handed over.
@@ -67,7 +67,7 @@ pub struct DamagedLog {
     pub cause: String,
     /// Why they cannot be read.
     pub kind: DamageKind,
-    /// Where to continue behind undecodable records, once they were met twice. Everything before
+    /// Where to continue after undecodable records, once they were met twice. Everything before
     /// this offset was found to be undecodable.
     pub next: Option<Offset>,
 }
@@ -299,7 +299,7 @@ impl Round<'_> {
     }
 }
 
-/// The first offset after an undecodable record, as far as `ask` answers. Damage behind it is found
+/// The first offset after an undecodable record, as far as `ask` answers. Damage after it is found
 /// when it is read.
 ///
 /// No readable record is skipped. So the search tries each offset in turn, except within a batch

@@ -20,7 +20,7 @@ pub trait Record: Sized {
     /// The CRC-64-AVRO fingerprint of its schema.
     fn fingerprint() -> u64;
 
-    /// Appends the record's value to `out`, behind a frame of the caller's choice. Writers to
+    /// Appends the record's value to `out`, after a frame of the caller's choice. Writers to
     /// topics use [`Framing::encode`], which chooses the frame.
     fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError>;
 

@@ -18,7 +18,7 @@ const BUILT_IN: &str = "the built-in drone-delivery workflow";
 pub struct WorkflowsConfig {
     /// Whether the workflow of the drone-delivery application can be run.
     pub built_in: bool,
-    /// Files of further workflows, one per file. The newest version of a workflow starts new
+    /// Files of additional workflows, one per file. The newest version of a workflow starts new
     /// operations; keep older versions while operations run them.
     pub files: Vec<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! Compares a checkpoint with its logs, and decides where a shard begins or why it must not run.
 //!
 //! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the
-//! end. A shard is refused if one of these logs begins behind the checkpoint, ends before it, or
+//! end. A shard is refused if one of these logs begins after the checkpoint, ends before it, or
 //! has another record below it. A person may set `scheduler.skipDeletedRequests`; the shard then
 //! begins where the log does.
 //!
@@ -39,7 +39,7 @@ pub(super) struct CheckpointMismatch {
 /// Why a log does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MismatchCause {
-    /// It begins behind the checkpoint.
+    /// It begins after the checkpoint.
     #[error(
         "records from offset {done} on are not done, but the log begins at {begins}: retention \
          deleted the records between; to continue without them, set scheduler.skipDeletedRequests: \

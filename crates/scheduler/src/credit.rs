@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(room(amount(0, 0), 0), most);
         let waiting = amount(49_000, 400);
         assert_eq!(room(waiting, 60_000), amount(1_000, 600));
-        // The other tracked requests are done, behind one that is not.
+        // The other tracked requests are done, after one that is not.
         assert_eq!(room(waiting, 249_990), amount(10, 600));
         assert_eq!(room(waiting, 250_001), amount(0, 600));
     }

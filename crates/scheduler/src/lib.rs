@@ -94,7 +94,7 @@ pub struct SchedulerSettings {
     pub read_ahead_max: usize,
     /// Maximum size of the waiting requests of each priority, in bytes.
     pub read_ahead_bytes_max: usize,
-    /// Maximum number of tracked requests of each priority: waiting, in flight, or done behind one
+    /// Maximum number of tracked requests of each priority: waiting, in flight, or done after one
     /// that is not. Each of the latter takes about 50 bytes.
     pub tracked_requests_max: usize,
     /// How many high-priority requests are admitted for each normal one, while both wait.

@@ -118,7 +118,7 @@ impl SchedulerLoop {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Takes an input and those queued behind it, up to a limit. Returns whether all were taken.
+    /// Takes an input and those queued after it, up to a limit. Returns whether all were taken.
     fn take_all(&mut self, first: Input) -> bool {
         self.take(first);
         for _ in 1..INPUTS_PER_ITERATION_MAX {

@@ -12,7 +12,7 @@
 //!   a write without [`RowWrite::created`] leaves the immutable part as it is.
 //! * **A corrupt row harms only itself.** Reads return a result for each row, and a write with a
 //!   higher stamp replaces an unreadable row without failing its batch.
-//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing continues behind
+//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing continues after
 //!   it. [`Store::damage`] reports what was skipped.
 //! * **A reopened row stays.** A final row that is written again without retention is kept for
 //!   good, and no pending purge removes it.

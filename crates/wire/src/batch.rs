@@ -39,7 +39,7 @@ pub struct BatchHeader {
     pub leader_epoch: i32,
     /// The message format.
     pub magic: i8,
-    /// The checksum of everything behind it.
+    /// The checksum of everything after it.
     pub crc: u32,
     /// The codec and flags.
     pub attributes: i16,
@@ -335,7 +335,7 @@ pub fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
 }
 
 /// A batch without records that replaces those from `first` to `last`, as in a compacted log:
-/// readers continue behind it.
+/// readers continue after it.
 ///
 /// `last - first` must be no more than `i32::MAX`.
 pub fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {

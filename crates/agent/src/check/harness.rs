@@ -211,7 +211,7 @@ impl<'a> Harness<'a> {
         self.transcript.get(id).outcome().cloned()
     }
 
-    /// Requests an action as a scheduler does: in further attempts while the outcome is undecided.
+    /// Requests an action as a scheduler does: in more attempts while the outcome is undecided.
     /// An attempt without an answer ends it.
     pub(super) fn ask(
         &mut self,

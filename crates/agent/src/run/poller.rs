@@ -196,7 +196,7 @@ impl Poller {
         ended
     }
 
-    /// Retries requests that could not be decoded yet, and holds further records back while some
+    /// Retries requests that could not be decoded yet, and holds additional records back while some
     /// remain. Returns whether the consumer may be polled.
     fn hold(&self, intake: &mut Intake) -> bool {
         intake.read_waiting();

@@ -5,7 +5,7 @@
 //! * **Nothing happens on its own.** Only [`Repair::apply`] changes files; a plan reports the
 //!   damage.
 //! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans their offsets, as in a
-//!   compacted log: consumers continue behind it.
+//!   compacted log: consumers continue after it.
 //! * **Damaged bytes are saved** in separate files before the log is changed.
 //! * **An interrupted repair does no harm**: a segment is replaced as a whole; a retry does the
 //!   rest.

@@ -105,7 +105,7 @@ fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
     Ok(index_start(len, level, |range| read_at(&file, range)).map(|_| ()))
 }
 
-/// Verifies the sections behind the data blocks that opening reads. Returns where they begin.
+/// Verifies the sections after the data blocks that opening reads. Returns where they begin.
 fn index_start(
     len: u64,
     level: u8,
@@ -165,7 +165,7 @@ fn are_blocks(bytes: &[u8]) -> bool {
     true
 }
 
-/// What a damaged file is restored from: the whole file, or its end from the first section behind
+/// What a damaged file is restored from: the whole file, or its end from the first section after
 /// the data blocks on. The length of the file precedes it.
 struct Copy {
     len: u64,

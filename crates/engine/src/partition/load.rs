@@ -137,7 +137,7 @@ impl PartitionEngine {
     /// Drops an operation whose row cannot be read. Its waiting events are done, operators are
     /// alerted, and the row stays as it is. Requests get no answer, because they may have been
     /// applied before. Replies are kept until the row can be read. The deadline index wakes the
-    /// operation again, because the row may have been restored by then; further events before that
+    /// operation again, because the row may have been restored by then; later events before that
     /// cause no second entry or alert.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {

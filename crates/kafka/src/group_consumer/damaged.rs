@@ -1,7 +1,7 @@
 //! How a group member handles damaged records.
 //!
-//! What must hold here: no record is skipped. librdkafka continues behind a damaged batch, so every
-//! partition is paused first. That discards prefetched records but keeps the position behind the
+//! What must hold here: no record is skipped. librdkafka continues after a damaged batch, so every
+//! partition is paused first. That discards prefetched records but keeps the position after the
 //! last record handed over, where a resumed partition continues. Neither step needs a broker, so a
 //! search that fails does no harm: the damage is met again.
 //!

@@ -30,7 +30,7 @@ on_both_brokers! {
 }
 
 /// The batch in the middle of a partition is damaged. Records before it are handed over, records
-/// behind it are not, and the other partition is read on.
+/// after it are not, and the other partition is read on.
 #[test]
 fn a_damaged_batch_is_reported_and_not_skipped() {
     let fixture = Fixture::embedded();

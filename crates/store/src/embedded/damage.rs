@@ -4,7 +4,7 @@
 //! not match. What must hold here:
 //!
 //! * A damaged block makes only its own entries unreadable. A read of one key fails for that key; a
-//!   walk continues with the first key behind the block.
+//!   walk continues with the first key after the block.
 //! * Skipped entries are recorded, and logged once with the file that holds them.
 //!
 //! The key-value store does not report where a block ends, so [`Walk`] finds the end by trial: it
@@ -260,7 +260,7 @@ impl Walk {
         }
     }
 
-    /// Skips the next damage and continues behind it. Returns whether anything is left.
+    /// Skips the next damage and continues after it. Returns whether anything is left.
     fn pass_over(&mut self, cause: &str) -> Result<bool, StoreError> {
         if let Some(given) = self.given.take() {
             let (end, next) = match self.order {

@@ -11,8 +11,8 @@ use crate::setup::Setup;
 /// The services, as `/faults` names them.
 pub const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
 
-/// A workflow, its agents and further configuration of a setup. All times are a fraction of those
-/// in the shipped files.
+/// A workflow, its agents and additional configuration of a setup. All times are a fraction of
+/// those in the shipped files.
 pub struct Setting {
     /// The agents file.
     pub agents: String,

@@ -126,7 +126,7 @@ struct Customers {
 }
 
 impl Customers {
-    /// Places further orders. Returns whether any are left.
+    /// Places additional orders. Returns whether any are left.
     fn order(&mut self, shop: &Shop, random: &mut Random) -> bool {
         while self.ordering.len() < ORDERING_AT_ONCE {
             let Some(order) = self.again.pop().or_else(|| {

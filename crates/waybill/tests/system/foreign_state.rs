@@ -49,7 +49,7 @@ async fn a_log_without_its_state_is_refused_until_an_operator_accepts_it() {
     std::fs::write(setup.path("waybill.yaml"), config).expect("the directory is writable");
     let _process = restart(&setup);
     setup.ready().await;
-    // Requests that are still in the log run again, without further effects.
+    // Requests that are still in the log run again, without additional effects.
     setup.all_reach(&ids, "Processed").await;
     setup.assert_one_effect_per_step(&ids, is_remote).await;
 }

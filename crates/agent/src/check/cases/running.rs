@@ -79,7 +79,7 @@ pub(super) fn overlapping(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     agree(harness, Rule::Overlap, operation, &sent)
 }
 
-/// Sends a request of an older epoch behind a newer one, and the newer one again.
+/// Sends a request of an older epoch after a newer one, and the newer one again.
 pub(super) fn older_epoch(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let operation = harness.operation();
     let mut sent = Vec::new();

@@ -11,7 +11,7 @@
 //! * No request starts beyond the number of concurrent streams that the service allows: it would be
 //!   sent later, perhaps past its complete-by. So it waits here for a free stream.
 //!
-//! Deliberately absent: negotiation, TLS, further connections, and retries.
+//! Deliberately absent: negotiation, TLS, additional connections, and retries.
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -258,7 +258,7 @@ async fn malformed_frames_end_only_their_connection() {
     for round in 0..3_000 {
         let mut bytes = match round % 3 {
             0 => {
-                // Any bytes, mostly behind the header of a request that exists.
+                // Any bytes, mostly after the header of a request that exists.
                 let mut bytes: Vec<u8> = (0..numbers.below(200))
                     .map(|_| numbers.below(256) as u8)
                     .collect();

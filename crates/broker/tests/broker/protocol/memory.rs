@@ -183,7 +183,8 @@ async fn a_client_that_waits_for_memory_and_reads_nothing_blocks_no_larger_reque
     let mut wire = Wire::connect(broker.address()).await;
     create(&mut wire, "t", 1, &[]).await;
     create(&mut wire, "many", 500, &[]).await;
-    // Answers of 10 KiB or so, which need no permit, more than sockets take; behind them the beginning of a request that does.
+    // Answers of 10 KiB or so, which need no permit, more than sockets take; followed by the
+    // beginning of a request that does.
     let mut request = fetch_request("many", 0).with_max_wait_ms(0);
     let one = request.topics[0].partitions.remove(0);
     let partitions = (0..500).map(|index| one.clone().with_partition(index));

@@ -1,7 +1,7 @@
 //! Members that meet damaged records.
 //!
 //! The embedded broker does not serve a batch that is damaged on its disk. Apache Kafka does, and
-//! librdkafka continues behind it: here, the proxy damages the batch.
+//! librdkafka continues after it: here, the proxy damages the batch.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -81,7 +81,7 @@ fn a_member_that_cannot_search_for_damage_does_not_skip_it() {
     while member.read_count() == 0 {
         member.poll(one_record, A_WHILE);
     }
-    // Until the records behind it are prefetched.
+    // Until the records after it are prefetched.
     thread::sleep(A_WHILE * 10);
     // No broker reports where the group has committed, and so where to read the empty partition.
     fixture.line().slow_down(Duration::from_secs(6));
@@ -235,7 +235,7 @@ fn a_record_undecodable_twice_goes_to_the_handler_and_reading_continues() {
     assert_eq!(member.values(0), [b"before", &b"behind"[..], b"later"]);
 }
 
-/// No record behind it has been read when the client searches for damage elsewhere.
+/// No record after it has been read when the client searches for damage elsewhere.
 #[test]
 fn a_skipped_partition_is_not_rewound() {
     let fixture = Fixture::embedded();

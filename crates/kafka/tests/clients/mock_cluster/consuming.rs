@@ -50,7 +50,7 @@ fn the_end_of_a_partition_is_reported_even_at_a_control_record() {
     let (_, end) = consumer.watermarks("t", PartitionId(0), PATIENCE).unwrap();
     assert_eq!(end, Offset(3));
 
-    // A marker that arrives alone is noticed, too, and reading continues behind it.
+    // A marker that arrives alone is noticed, too, and reading continues after it.
     append_commit_marker(&settings, "t");
     assert_eq!(read_to(&consumer, "t", 4), NOTHING);
     send_batch(&producer, "t", 0, &[b"c"]);
