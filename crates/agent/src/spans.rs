@@ -13,8 +13,8 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 
 const SCOPE: &str = "waybill.agent";
 
-/// Begins the span of an attempt, and makes it the parent of the attempt's spans. The request came
-/// through `topic`, or from the scheduler directly.
+/// Begins the span of an attempt, and makes it the parent of the attempt's spans. The request
+/// arrived through `topic`, or from the scheduler directly.
 pub(crate) fn of_attempt(call: &mut StepCall, topic: Option<&str>) -> Option<OpenSpan> {
     let request = &mut call.request;
     let parent = request.traceparent.as_deref()?;

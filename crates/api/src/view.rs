@@ -69,7 +69,7 @@ pub struct OperationView {
     #[schema(value_type = Vec<String>)]
     pub verbs: Vec<Cow<'static, str>>,
     /// The result of a cancel: `requested` while completed steps are being undone, `applied`, or
-    /// `refused` if it came too late.
+    /// `refused` if it arrived too late.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "requested")]
     pub cancel: Option<Cow<'static, str>>,

@@ -9,7 +9,7 @@
 //!   synced: the services survive a kill, not a power failure.
 //! * **One effect per idempotency key and service.** A repeat gets the first answer again and is
 //!   counted separately.
-//! * **An undone key stays undone.** An undo that comes before its forward action leaves a
+//! * **An undone key stays undone.** An undo that arrives before its forward action leaves a
 //!   tombstone. A forward action after its undo is refused (409 `undone-before`), and the ledger
 //!   has the refusal.
 //! * **A refusal has no effect, now or later.** A random refusal depends on the key alone. An

@@ -101,8 +101,8 @@ pub struct PartitionEngine {
     requests: ByPriority<RequestLog>,
     /// Requests that wait for admission.
     queue: FairQueue,
-    /// Cancels that came before their creates, which must therefore be looked up although they are
-    /// new.
+    /// Cancels that arrived before their creates, which must therefore be looked up although they
+    /// are new.
     early_cancels: EarlyCancels,
     replies: OffsetTracker,
     /// The end of the inbox when the lease was taken.

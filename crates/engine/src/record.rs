@@ -109,7 +109,7 @@ pub struct AmendRequest {
 /// How a caller changes its operation.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Amendment {
-    /// Undo the completed steps and end `Cancelled`. A cancel that comes before its create takes
+    /// Undo the completed steps and end `Cancelled`. A cancel that arrives before its create takes
     /// precedence.
     Cancel {
         /// The workflow, for the placeholder row of an operation that does not exist yet.

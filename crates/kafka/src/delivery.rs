@@ -63,7 +63,7 @@ pub enum ProduceError {
         #[source]
         code: RDKafkaErrorCode,
     },
-    /// The record was sent and no answer came: it may be in the log, now or later.
+    /// The record was sent and no answer arrived: it may be in the log, now or later.
     #[error("the record may or may not have been appended")]
     OutcomeUnknown {
         /// librdkafka's error.

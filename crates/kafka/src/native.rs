@@ -37,7 +37,7 @@ use crate::partition::partition_number;
 pub(crate) enum Persisted {
     /// Certainly not: it was never sent, or was refused.
     No,
-    /// It was sent, and no answer came.
+    /// It was sent, and no answer arrived.
     Possibly,
     /// The broker acknowledged it.
     Yes,

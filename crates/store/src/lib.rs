@@ -5,7 +5,7 @@
 //! it):
 //!
 //! * **Durable means synced.** A write that returned `Ok` survives `kill -9` and a power loss.
-//! * **A batch is whole.** Of a [`WriteBatch`] that returned `Ok` everything is there; of one that
+//! * **A batch is whole.** If writing a [`WriteBatch`] returned `Ok`, all of it is stored; if it
 //!   returned an error, the stored state is unknown, and the batch may be repeated.
 //! * **The higher stamp wins.** Of two writes of one row, reads return the one with the higher
 //!   [`Stamp`], whichever arrived first. State and immutable part are compared separately, so that

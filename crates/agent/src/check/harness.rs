@@ -172,7 +172,7 @@ impl<'a> Harness<'a> {
             .collect())
     }
 
-    /// Waits until each of these requests is answered, or no answer can come any more.
+    /// Waits until each of these requests is answered, or no answer can arrive any more.
     pub(super) fn wait(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
         let grace = GRACE + self.settings.clock_tolerance;
         loop {

@@ -20,7 +20,7 @@ pub enum Rule {
     OldEpoch,
     /// A request whose complete-by has passed is neither started nor answered.
     Late,
-    /// No reply comes after its complete-by.
+    /// No reply arrives after its complete-by.
     Deadline,
     /// A probe changes nothing, and reports whether the effect exists.
     Probe,

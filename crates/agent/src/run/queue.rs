@@ -262,7 +262,7 @@ mod tests {
         queue
     }
 
-    /// Adds work that came this long ago, with this much time until complete-by.
+    /// Adds work that arrived this long ago, with this much time until complete-by.
     fn push(queue: &Queue<u32>, source: u32, waited: Duration, complete_within: Duration) {
         let received = Instant::now() - waited;
         let call = StepCall {

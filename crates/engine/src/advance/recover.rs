@@ -19,7 +19,7 @@ use crate::workflow::Undo;
 pub enum Verdict {
     /// The operation was changed.
     Applied,
-    /// It came too late: the state that it refers to has changed.
+    /// It arrived too late: the state that it refers to has changed.
     Void,
     /// It would time out an attempt whose reply may still be unread.
     HeldBack,

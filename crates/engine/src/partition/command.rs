@@ -87,7 +87,7 @@ pub enum Message {
         partition: PartitionId,
         /// Over how many partitions operations are spread.
         partitions: u32,
-        /// The record as it came.
+        /// The record as it arrived.
         record: Box<ForwardRecord>,
     },
     /// To `<topic>.dlq`, with its original position and the reason.
@@ -98,7 +98,7 @@ pub enum Message {
         offset: Offset,
         /// The reason, for people.
         cause: String,
-        /// The record as it came.
+        /// The record as it arrived.
         record: Box<ForwardRecord>,
     },
 }

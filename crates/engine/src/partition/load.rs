@@ -49,7 +49,7 @@ pub(super) enum ForRow {
         request: Box<OperationRequest>,
     },
     Reply {
-        /// Its offset; `None` if it came without a topic.
+        /// Its offset; `None` if it arrived without a topic.
         offset: Option<Offset>,
         reply: StepReply,
     },

@@ -33,7 +33,7 @@ pub struct Agents {
 struct Task {
     request: Rc<StepRequest>,
     step: usize,
-    /// The owner in whose process it runs, if the request came without a topic.
+    /// The owner in whose process it runs, if the request arrived without a topic.
     asked_by: Option<usize>,
     retries_left: u32,
     /// One of its tries may have taken effect without a reply.

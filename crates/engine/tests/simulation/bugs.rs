@@ -105,7 +105,7 @@ impl Bug {
             }
             Self::LoseAlert => "An alert is not waited for, and lost in a crash",
             Self::LoseOwnerNotice => "A notice to an owner is not waited for, and lost in a crash",
-            Self::LoseTombstone => "A cancel that comes before its create leaves no row",
+            Self::LoseTombstone => "A cancel that arrives before its create leaves no row",
             Self::BeginBeforeTaken => {
                 "A shard of a new layout begins before its parents have ended"
             }

@@ -68,7 +68,8 @@ fn assert_stall_is_reported(settings: &KafkaSettings, topic: &str) {
     }
 }
 
-/// Polls until damage is reported. Returns the partitions and offsets of the records that came before.
+/// Polls until damage is reported. Returns the partitions and offsets of the records that arrived
+/// before.
 fn read_until_damaged(
     consumer: &PartitionConsumer,
     mut between: impl FnMut(usize),

@@ -37,7 +37,7 @@ pub(crate) fn send_one(producer: &OneProducer, record: &OutRecord<'_>) -> Delive
     receiver.blocking_recv().unwrap()
 }
 
-/// Polls until `count` records came.
+/// Polls until `count` records have arrived.
 pub(crate) fn read(consumer: &PartitionConsumer, count: usize) -> Vec<RawRecord> {
     let deadline = Instant::now() + PATIENCE;
     let mut records = Vec::new();

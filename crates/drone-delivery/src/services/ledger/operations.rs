@@ -45,7 +45,7 @@ struct Line<'a> {
     standing: Vec<&'a str>,
     /// Steps with undone effects.
     undone: Vec<&'a str>,
-    /// Steps whose undo came before their forward action.
+    /// Steps whose undo arrived before their forward action.
     barred: Vec<&'a str>,
     /// Steps with an effect that was made again under the same key while it existed.
     double: Vec<&'a str>,

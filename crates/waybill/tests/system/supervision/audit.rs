@@ -104,7 +104,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
     assert_eq!(woken(&setup).await, 0.0);
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 
-    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("it is there");
+    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("it exists");
     let (_, sections) = config.split_once(" }\n").expect("there are sections");
     configure(&setup, sections, ", skipDeletedRequests: true");
     without_faults(&setup);
@@ -163,7 +163,7 @@ fn damage_row(setup: &Setup, id: OperationId) {
 /// Removes the faults of services that start from now on.
 fn without_faults(setup: &Setup) {
     let path = setup.path("waybill.yaml");
-    let config = std::fs::read_to_string(&path).expect("it is there");
+    let config = std::fs::read_to_string(&path).expect("it exists");
     let config = replaced(&config, r#"{"hangRate":1}"#, "{}", usize::MAX);
     std::fs::write(path, config).expect("the directory is writable");
 }
@@ -228,7 +228,7 @@ async fn lose_index_entry(setup: &Setup, id: &str) {
     let id = OperationId(id.parse().expect("an id is a UUID"));
     let rows = store.get_many(vec![id]).await.expect("rows can be read");
     let row = rows.into_iter().next().expect("one was requested");
-    let row = row.expect("it can be read").expect("it is there");
+    let row = row.expect("it can be read").expect("it exists");
     let due = row.state.next_due.expect("it is due");
     let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_AGAIN + 1);
     let advanced = store.advance_due_cursor(index_shard, beyond).await;
