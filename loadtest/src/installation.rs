@@ -374,7 +374,7 @@ impl Started {
     }
 
     async fn stop(mut self) -> anyhow::Result<()> {
-        // The shell's built-in `kill`: another one may not be installed.
+        // The shell's built-in `kill`: another one might not be installed.
         let asked = Command::new("sh")
             .args(["-c", &format!("kill -TERM {}", self.pid)])
             .status()

@@ -89,7 +89,7 @@ impl Advance<'_> {
     }
 
     /// Takes an operation over from an earlier owner. Attempts in progress are requested again,
-    /// because the earlier request may not have been sent.
+    /// because the earlier request might not have been sent.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The requests in flight, and those accepted so recently that they may not have a row yet.
+//! The requests in flight, and those accepted so recently that they might not have a row yet.
 //!
 //! The scheduler's row is authoritative. Until it exists, this cache joins a repeat with its first
 //! request, detects a conflict immediately, and lets a status without a token answer `Pending`. It

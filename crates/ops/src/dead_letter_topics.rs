@@ -54,7 +54,7 @@ impl DeadLetterTopics {
     pub(crate) fn require_all(&self) -> anyhow::Result<()> {
         ensure!(
             self.forbidden.is_empty(),
-            "not listed, because this login may not describe them: {}",
+            "not listed, because this login has no permission to describe them: {}",
             self.forbidden.join(", ")
         );
         Ok(())

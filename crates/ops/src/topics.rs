@@ -134,7 +134,7 @@ impl Site {
     }
 
     /// The number of records on each dead-letter topic by its offsets, and the topics that the user
-    /// may not describe.
+    /// has no permission to describe.
     pub(crate) async fn dead_letters(
         &self,
     ) -> anyhow::Result<(BTreeMap<String, u64>, Vec<String>)> {

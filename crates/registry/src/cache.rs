@@ -17,8 +17,8 @@ const OTHERS_MAX: usize = 1_000;
 /// How long to trust the registry's answer that it does not have an ID: the ID may be registered
 /// later.
 const UNKNOWN_FOR: Duration = Duration::from_secs(10);
-/// How long the registry must give that answer before it counts: one of its nodes may not know yet
-/// what another has just registered. Records behind garbage wait this long.
+/// How long the registry must give that answer before it counts: one of its nodes might not know
+/// yet what another has just registered. Records behind garbage wait this long.
 const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
 /// How often the registry must refuse access to an ID before that counts: it may be misconfigured
 /// for a while.

@@ -108,7 +108,7 @@ pub enum RegistryError {
         /// Its reason.
         reason: String,
     },
-    /// This user may not access it.
+    /// This user has no permission to access it.
     #[error("the schema registry at {url} does not permit this user {what}: {reason}")]
     Forbidden {
         /// The registry.

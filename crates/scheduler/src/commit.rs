@@ -347,8 +347,8 @@ impl Commits {
     }
 
     /// Sends the messages of the shards that are still owned. A shard that lost or released its
-    /// lease while the rows were being written sends nothing: its successor may not have read these
-    /// rows.
+    /// lease while the rows were being written sends nothing: its successor might not have read
+    /// these rows.
     fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>) {
         for PartOf { part, messages, .. } in parts {
             let Some(slot) = slots.get_mut(&part.shard) else {

@@ -361,9 +361,9 @@ impl Dispatcher {
     }
 
     /// The settlement of one step request. If the broker refuses the request because of its topic
-    /// (the partition is missing, or this client may not write to it), the request counts as sent
-    /// and the engine receives a reply that the attempt was not made. So a fault of one agent's
-    /// topic delays the steps of that agent alone.
+    /// (the partition is missing, or this client has no permission to write to it), the request
+    /// counts as sent and the engine receives a reply that the attempt was not made. So a fault of
+    /// one agent's topic delays the steps of that agent alone.
     fn of_step(
         &self,
         from: Asker,

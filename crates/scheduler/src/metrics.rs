@@ -73,7 +73,7 @@ pub(super) const UNSENDABLE: Metric<Counter> = Metric::new(
 pub(super) const STEPS_UNSENT: Metric<Counter, 1> = Metric::new(
     "waybill_scheduler_step_requests_refused_total",
     "Step requests that the broker refused because a partition of the topic is missing, or because \
-     the scheduler may not write to the topic",
+     the scheduler has no permission to write to the topic",
     ["agent"],
 );
 pub(super) const COPIES_DROPPED: Metric<Counter> = Metric::new(

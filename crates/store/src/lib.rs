@@ -144,7 +144,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>>;
 
     /// The first bucket of an index shard that is not completely swept; `None` before the first
-    /// advance. An entry before it may not be found, unless it was written before the cursor got
+    /// advance. An entry before it might not be found, unless it was written before the cursor got
     /// there.
     fn due_cursor(
         &self,

@@ -269,7 +269,7 @@ impl IndexShard {
                     }
                     recoveries.extend(supervision.entry_came_up(&row, entry.due, now));
                 }
-                // The row may not be visible yet, or its retention has passed. The scheduler can
+                // The row might not be visible yet, or its retention has passed. The scheduler can
                 // tell.
                 Ok(None) => recoveries.push(self.look_at(*entry, now)),
                 Err(corrupt) => {

@@ -8,8 +8,8 @@
 //! that it passed are read one last time. The writer of an entry reads the cursor afterwards, and
 //! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last
 //! read finds every entry that was visible before the cursor was durable, and the writer of a later
-//! one sees the cursor. A new sweep also reads the buckets that its predecessor may not have read a
-//! last time.
+//! one sees the cursor. A new sweep also reads the buckets that its predecessor might not have read
+//! a last time.
 //!
 //! Handled entries are remembered until the last read.
 

@@ -60,7 +60,7 @@ impl MemoryLimit {
             };
             if write(version.limit, bytes).is_ok() {
                 let (file, of) = version.swap;
-                // Without swap, the file may not exist.
+                // Without swap, the file might not exist.
                 let _ = write(file, of(bytes));
                 return Some(group);
             }

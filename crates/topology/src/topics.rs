@@ -26,7 +26,7 @@ use crate::TopologySettings;
 const PARTITIONS_KEY: &str = "partitions";
 /// The maximum time for a broker to start.
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
-/// How long the broker may not know a topic after its creation.
+/// How long the broker may take to know a topic after its creation.
 const TOPIC_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a topic without visible settings may count as just created.
 const KIND_PATIENCE: Duration = Duration::from_secs(2);
@@ -167,7 +167,7 @@ pub async fn create(
 }
 
 /// Checks that no topic of step requests of `agents` keeps compressed batches. Skips topics that do
-/// not exist yet, or whose settings this user may not read.
+/// not exist yet, or whose settings this user has no permission to read.
 ///
 /// # Errors
 ///

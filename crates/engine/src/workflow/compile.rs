@@ -71,7 +71,7 @@ pub enum WorkflowError {
         /// The steps that can never start.
         steps: Vec<String>,
     },
-    /// A condition reads a step that may not have ended.
+    /// A condition reads a step that might not have ended.
     #[error(
         "workflow {workflow:?}, step {step:?}: when reads step {read:?}, which does not come \
          before this step"

@@ -82,7 +82,7 @@ pub enum Tenants {
     One(Arc<str>),
 }
 
-/// The request names a tenant that the caller may not access.
+/// The request names a tenant that the caller has no access to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnotherTenant;
 

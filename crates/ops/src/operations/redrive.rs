@@ -223,7 +223,7 @@ struct DryRun<'a> {
     first: Vec<&'a RawValue>,
 }
 
-/// Why a verb was not sent, or may not have been.
+/// Why a verb was not sent, or might not have been.
 struct NotSent {
     error: ApiError,
     /// The operation as it was when the verb was sent, if the command got that far.

@@ -386,8 +386,8 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
     statement.set_consistency(Consistency::LocalSerial);
     let answer = match ask(session, statement).await {
         Ok(answer) => answer,
-        // A login that may not read the table gets an error, not the answer that there is no
-        // version.
+        // A login without permission to read the table gets an error, not the answer that there is
+        // no version.
         Err(error) if is_unauthorized(&error) => {
             return Err(StoreError::unavailable(ASKING, error));
         }

@@ -10,7 +10,7 @@
 //!
 //! What must hold: the old tables are closed before the new ones open, since closing flushes their
 //! buffer. The journal is rewritten before it is read (`waybill_disk::prepare`), because the pages
-//! of a failed sync may not be on disk.
+//! of a failed sync might not be on disk.
 
 use std::error::Error;
 use std::io;

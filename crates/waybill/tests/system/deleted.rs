@@ -293,7 +293,7 @@ async fn status(setup: &Setup, location: &str) -> Value {
             let answer = answer.expect("the API answers");
             let status = answer.status();
             shown = answer.json().await.expect("it is JSON");
-            // On a busy machine its topic may not be read in time.
+            // On a busy machine its topic might not be read in time.
             assert!(status == 200 || status == 503, "{status}: {shown}");
             status == 200
         })

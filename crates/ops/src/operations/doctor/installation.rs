@@ -88,7 +88,7 @@ pub(super) async fn brokers(
         Err(error) if is_forbidden(&error) => {
             findings.push(Finding::note(TOPICS, format!("{error:#}")));
             for unknown in [AGENTS, LAG] {
-                let message = "unknown: this login may not describe the topics";
+                let message = "unknown: this login has no permission to describe the topics";
                 findings.push(Finding::note(unknown, message));
             }
             findings.extend(dead_letters(&site).await);
