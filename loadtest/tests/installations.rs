@@ -229,7 +229,7 @@ fn an_interrupted_run_reports_the_results_so_far() {
 }
 
 #[test]
-fn a_run_fails_at_once_if_waybill_exits() {
+fn a_run_fails_immediately_if_waybill_exits() {
     if !waybill().exists() {
         println!("SKIPPED: a run whose Waybill dies: there is none");
         return;
@@ -264,7 +264,7 @@ fn a_run_fails_at_once_if_waybill_exits() {
 }
 
 #[test]
-fn honest_clients_are_served_beside_an_attack() {
+fn honest_clients_are_served_during_an_attack() {
     if !waybill().exists() {
         println!("SKIPPED: an attack: there is no Waybill");
         return;

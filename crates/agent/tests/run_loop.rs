@@ -279,7 +279,7 @@ async fn a_panic_harms_only_its_own_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_more_attempts_run_at_once_than_the_handler_allows() {
+async fn concurrent_attempts_stay_within_the_limit_of_the_handler() {
     let broker = Broker::start();
     let fast = Scripted::new(3);
     let agents = start(&broker, &[("fast", &fast)]);
@@ -296,7 +296,7 @@ async fn no_more_attempts_run_at_once_than_the_handler_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn past_complete_by_nothing_is_started_or_answered() {
+async fn a_request_past_complete_by_is_neither_started_nor_answered() {
     let broker = Broker::start();
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);
@@ -359,7 +359,7 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_without_room_hands_back_at_once_and_blocks_no_other() {
+async fn a_full_agent_hands_back_immediately_and_blocks_no_other() {
     let broker = Broker::start();
     let (fast, slow) = (Scripted::new(4), Scripted::new(1));
     let mut config = broker.config();
@@ -427,7 +427,7 @@ async fn work_that_could_not_start_in_time_is_handed_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_done() {
+async fn work_with_too_little_time_left_is_handed_back_and_done() {
     let broker = Broker::start();
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_alert_is_sent_at_once_and_repeats_are_summarized() {
+    fn the_first_alert_is_sent_immediately_and_repeats_are_summarized() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         assert_eq!(backlog.enqueue(of_operation("a"), 1, start), Taken::Fresh);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alert_after_a_window_without_repeats_is_sent_at_once() {
+    fn an_alert_after_a_window_without_repeats_is_sent_immediately() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         backlog.enqueue(alert(), 1, start);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_backlog_returns_everything_at_once() {
+    fn a_closed_backlog_returns_everything_immediately() {
         let mut backlog = backlog(10, 10);
         let now = Instant::now();
         for callback in [1, 2, 3] {

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_content_type_says_how_to_escape_and_an_unknown_one_is_not_guessed_at() {
+    fn the_content_type_determines_the_escaping_and_an_unknown_one_is_refused() {
         for (content_type, escape) in [
             ("application/json", Some(Escape::Json)),
             ("Application/JSON; charset=utf-8", Some(Escape::Json)),

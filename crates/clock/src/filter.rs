@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_followed_at_once_also_while_a_step_is_held_back() {
+    fn drift_is_followed_immediately_also_while_a_step_is_held_back() {
         let mut clocks = Clocks::new();
         for ahead in (0..5_000).step_by(100) {
             assert_eq!(clocks.pass(1_000, ahead), (ahead, vec![]));

@@ -86,7 +86,7 @@ fn an_address_at_its_limit_replaces_its_own_connections_alone() {
 }
 
 #[test]
-fn a_new_connection_replaces_none_of_an_address_that_has_fewer() {
+fn a_new_connection_replaces_none_of_an_address_with_fewer_connections() {
     let all = up_to(4, 3);
     let now = all.started;
     let probe_closing = CancellationToken::new();
@@ -250,7 +250,7 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
 }
 
 #[test]
-fn answers_that_are_read_do_not_excuse_one_that_is_not() {
+fn reading_other_answers_does_not_excuse_an_unread_one() {
     let all = up_to(2, 2);
     let admit = |closing: &CancellationToken| {
         let now = Instant::now() + SLOW_AFTER + Duration::from_secs(1);
@@ -297,7 +297,7 @@ fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_man
 }
 
 #[test]
-fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
+fn connections_without_a_login_are_replaced_before_those_with_one() {
     let all = Connections::new(
         "test",
         Limits {
@@ -325,7 +325,7 @@ fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
 }
 
 #[test]
-fn addresses_of_one_network_count_together_in_version_6_only() {
+fn only_ipv6_addresses_of_one_network_count_together() {
     let of = |text: &str| source_of(text.parse().unwrap());
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));

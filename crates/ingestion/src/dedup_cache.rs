@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_requests_share_an_outcome_and_a_different_one_conflicts_at_once() {
+    fn equal_requests_share_an_outcome_and_a_different_one_conflicts_immediately() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));

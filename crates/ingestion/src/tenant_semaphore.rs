@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_alone_may_use_all_and_at_most_half_once_another_wants_some() {
+    fn a_tenant_may_use_all_until_another_needs_some_and_then_at_most_half() {
         let (shares, now) = (TenantShares::new(10, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..10)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_of_slow_bodies_are_revoked_for_every_tenant_and_others_not_for_their_own() {
+    fn permits_of_slow_bodies_are_revoked_for_every_tenant_and_of_fast_ones_only_for_others() {
         let semaphore = TenantSemaphore::new(4, Gauge::noop(), &Gauge::noop());
         let now = tokio::time::Instant::now();
         let ago = |millis| now - Duration::from_millis(millis);

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_closed_at_once_gets_one_hint_about_the_protocol() {
+    fn a_connection_closed_immediately_gets_one_hint_about_the_protocol() {
         let closed =
             "Disconnected: connection closed by peer (after 0ms in state APIVERSION_QUERY)";
         assert!(

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_by_the_monotonic_clock_however_the_wall_clock_steps() {
+    fn a_wait_ends_by_the_monotonic_clock_despite_steps_of_the_wall_clock() {
         let (wall, monotonic) = (Duration::from_secs(1_000_000), Duration::from_secs(50));
         let end = |wall| {
             let until = time(Duration::from_secs(1_000_002));

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_file_is_beside_its_final_path_however_that_is_written() {
+    fn a_partial_file_is_next_to_its_final_path_in_every_spelling() {
         let here = std::env::current_dir().unwrap();
         for path in ["there", "there/", "./there//"] {
             assert_eq!(partial_of(Path::new(path)), here.join("there.partial"));

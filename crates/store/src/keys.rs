@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_index_shard_begins_behind_every_key_of_an_index_shard() {
+    fn the_next_index_shard_begins_after_every_key_of_an_index_shard() {
         let last = index(PartitionId(7), Timestamp(i64::MAX), id(u128::MAX));
         let first = index(PartitionId(8), Timestamp(i64::MIN), id(0));
         assert_eq!(next_index_shard(&last), Some(first));

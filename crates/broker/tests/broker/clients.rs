@@ -192,7 +192,7 @@ async fn an_idempotent_producer_survives_a_broker_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions_are_refused_at_once() {
+async fn transactions_are_refused_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let producer = producer(broker.address(), &[("transactional.id", "tx")]);

@@ -46,7 +46,7 @@ impl Advance<'_> {
             let waits = progress.state == StepState::Compensating
                 && !progress.is_under_way()
                 && progress.retry_at.is_none();
-            if !waits || self.is_something_left_behind(index) {
+            if !waits || self.is_anything_left(index) {
                 continue;
             }
             // A step that waits for late calls to settle is not requested yet.
@@ -88,7 +88,7 @@ impl Advance<'_> {
 
     /// Whether a later step has yet to be undone. (A step whose undo awaits only its confirmation
     /// does not count: no effect of it is known.)
-    fn is_something_left_behind(&self, index: usize) -> bool {
+    fn is_anything_left(&self, index: usize) -> bool {
         let mut steps = self.workflow.steps().iter().zip(&self.state.steps);
         steps.any(|(step, progress)| {
             step.ancestors.contains(index)

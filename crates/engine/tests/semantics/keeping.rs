@@ -210,7 +210,7 @@ fn a_long_running_operation_is_handed_off_and_releases_the_checkpoint() {
 }
 
 #[test]
-fn an_operation_that_waits_for_an_agent_leaves_memory_at_once() {
+fn an_operation_that_waits_for_an_agent_leaves_memory_immediately() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -666,7 +666,7 @@ fn a_retry_does_not_wait_for_a_corrected_time() {
 }
 
 #[test]
-fn a_retry_due_before_the_clock_stepped_back_is_sent_at_once() {
+fn a_retry_due_before_the_clock_stepped_back_is_sent_immediately() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());

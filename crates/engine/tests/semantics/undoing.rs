@@ -832,7 +832,7 @@ fn an_undo_that_fails_again_raises_another_alert() {
 }
 
 #[test]
-fn steps_that_run_beside_a_failure_still_complete() {
+fn steps_that_run_in_parallel_with_a_failure_still_complete() {
     let beside = |name| StepDefinition {
         after: Some(Vec::new()),
         on_failure: Some(OnFailure::Park),

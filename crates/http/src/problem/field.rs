@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_and_a_header_are_named_in_place_of_a_pointer() {
+    fn a_parameter_and_a_header_are_named_instead_of_a_pointer() {
         let shown = |problem: FieldProblem| to_value(problem).unwrap();
         assert_eq!(
             shown(FieldProblem::new("/a", "is b")),

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_that_is_under_way_needs_no_history_entry() {
+    fn a_verb_in_progress_needs_no_history_entry() {
         let seen = operation("Compensating", &[]);
         let followed = followed(&Verb::Compensate, &seen, None);
         assert_eq!(outcome(&followed, &seen), None);

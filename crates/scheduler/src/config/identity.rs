@@ -203,7 +203,7 @@ mod tests {
     type Variables = &'static [(&'static str, &'static str)];
 
     #[test]
-    fn partitions_come_from_the_configuration_else_the_pod_else_all() {
+    fn partitions_come_from_the_configuration_or_the_pod_and_default_to_all() {
         const INDEX: (&str, &str) = ("POD_INDEX", "2");
         const NAME: (&str, &str) = ("POD_NAME", "waybill-scheduler-3");
         let cases: [(&str, Variables, &[u32]); 10] = [
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_refusal_counts_shards_where_partitions_have_several() {
+    fn the_refusal_counts_shards_if_partitions_have_several() {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
         let config = SchedulerConfig {
             shards_per_partition: 2,
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn where_partitions_have_several_shards_the_index_is_that_of_a_shard() {
+    fn the_index_is_that_of_a_shard_if_partitions_have_several() {
         let environment = [("POD_INDEX", "7")].into_iter().collect();
         let config = SchedulerConfig {
             shards_per_partition: 2,

@@ -56,7 +56,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unmigrated_store_is_refused_and_two_may_migrate_it_at_once() {
+async fn an_unmigrated_store_is_refused_and_two_processes_can_migrate_it() {
     let Some(cluster) = Cluster::new_or_skip().await else {
         return;
     };

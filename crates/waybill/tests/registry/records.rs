@@ -115,7 +115,7 @@ async fn every_record_has_a_schema_id_of_its_subject() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
+async fn restarts_with_a_registry_and_with_a_read_only_one_lose_nothing() {
     let stub = Stub::start().await;
     let mut setup = Setup::new("partitions: 2\n");
     let up = setup.up();

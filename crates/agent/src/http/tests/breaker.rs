@@ -47,7 +47,7 @@ async fn the_breaker_opens_and_closes_again() {
 }
 
 #[tokio::test]
-async fn a_half_open_breaker_lets_few_calls_through_at_once() {
+async fn a_half_open_breaker_allows_few_concurrent_calls() {
     let service = Service::start().await;
     let agent = Arc::new(agent(&service.url, &format!("{BREAKER}{PUT}")));
     service.answers(|_| json(500, ""));

@@ -213,7 +213,7 @@ async fn a_client_that_waits_for_memory_and_reads_nothing_blocks_no_larger_reque
 }
 
 #[tokio::test]
-async fn a_slow_request_is_served_where_memory_is_not_short() {
+async fn a_slow_request_is_served_if_memory_is_not_short() {
     let dir = tempfile::tempdir().unwrap();
     let broker = small_broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -12,7 +12,7 @@ use crate::raw::append;
 use crate::support::{ALL, BatchProducer, NOTHING, PATIENCE, read, read_to, send_batch, values};
 
 #[test]
-fn the_client_waits_for_a_broker_that_stops_and_comes_back() {
+fn the_client_waits_for_a_broker_that_restarts() {
     let (cluster, settings) = cluster("t", 1);
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, "t", 0, &[b"a"]);

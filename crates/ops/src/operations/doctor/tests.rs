@@ -381,8 +381,7 @@ fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_na
     };
     let none = "ok    dead letters   none: no records on 2 dead-letter topics";
     assert_eq!(found_text(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
-    let unknown =
-        "note  dead letters   unknown for topics that this login has no permission to describe: c.dlq, d.dlq";
+    let unknown = "note  dead letters   unknown for topics that this login has no permission to describe: c.dlq, d.dlq";
     assert_eq!(
         found_text(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
         [none, unknown]
