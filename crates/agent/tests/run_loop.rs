@@ -365,7 +365,7 @@ async fn a_full_agent_hands_back_immediately_and_blocks_no_other() {
     let mut config = broker.config();
     config.in_flight_max = 2;
     let agents = start_with(config, &[("fast", &fast), ("slow", &slow)]);
-    // One runs, one waits, three find no room.
+    // One request runs, one waits, and three are refused.
     let held: Vec<_> = (0..5).map(|_| request("slow", "hold").build()).collect();
     broker.send(&held);
     let back = broker.replies(3);
@@ -434,7 +434,7 @@ async fn work_with_too_little_time_left_is_handed_back_and_done() {
     learns(&broker, &slow, Duration::from_secs(4)).await;
     broker.send(&[request("slow", "hold").build()]);
     eventually("the second runs", || slow.calls() == 2).await;
-    // After waiting for eight of its seconds, it has less time left than two attempts take.
+    // After a wait of eight seconds, the request has less time left than two attempts take.
     let hasty = request("slow", "hold")
         .complete_within(Duration::from_secs(15))
         .build();
@@ -562,7 +562,7 @@ async fn a_poison_record_is_dead_lettered_and_the_rest_continues() {
     agents.shutdown().await.unwrap();
 }
 
-/// The record is met twice before it is skipped, which takes most of a minute.
+/// The client encounters the record twice before it skips it, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_continues() {
     let broker = Broker::start();

@@ -310,7 +310,7 @@ fn connections_without_a_login_are_replaced_before_those_with_one() {
     let admit = |n: usize| all.admit(now, address(1), closing[n].clone());
     let logged_in = admit(0).unwrap();
     logged_in.set_logged_in();
-    // It is slow, too.
+    // This connection is slow as well.
     logged_in.report(now, 1, true, 1);
     let later = now + SLOW_AFTER + Duration::from_secs(1);
     logged_in.report(later, 1, true, 1);
@@ -349,7 +349,7 @@ fn a_connection_with_a_slow_request_is_replaced_before_an_idle_one() {
     let closed = || closing.each_ref().map(CancellationToken::is_cancelled);
     let new = admit(3, later).unwrap();
     assert_eq!(closed(), [false, true, false, false, false]);
-    // The quick client has not sent for long, and no other client is sending.
+    // The fast client has sent nothing for a long time, and no other client is sending.
     new.report(later, 0, false, 0);
     let _next = admit(4, later).unwrap();
     assert_eq!(closed(), [true, true, false, false, false]);

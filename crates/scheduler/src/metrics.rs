@@ -1,4 +1,4 @@
-//! The scheduler's metrics. Handles are created once, so that hot paths look nothing up by name.
+//! The scheduler's metrics. Handles are created once, so that hot paths need no lookup by name.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ use waybill_engine::{
 };
 use waybill_store::{RowBytes, RowCodec, RowWrite};
 
-/// The program's own allocator: the system's costs something else on every system.
+/// The program's own allocator, because the cost of the system's allocator differs between systems.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -32,7 +32,7 @@ const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"
 
 const NOW: Timestamp = Timestamp(1_760_000_000_000_000);
 
-// The first write of a row has both parts, those that follow have the state alone.
+// The first write of a row has both parts; later writes have only the state.
 #[library_benchmark]
 #[bench::first_write(args = (first_write()), setup = to_encode)]
 #[bench::later_write(args = (later_write()), setup = to_encode)]
@@ -57,14 +57,14 @@ library_benchmark_group!(name = store, benchmarks = [encode_row, decode_row]);
 
 main!(library_benchmark_groups = store);
 
-/// A row, with buffers that have held it once and are large enough.
+/// A row, with reused buffers that are already large enough for it.
 fn to_encode(row: RowWrite) -> (RowCodec, RowWrite, RowBytes) {
     let (mut codec, mut bytes) = (RowCodec::default(), RowBytes::default());
     codec.encode(&row, &mut bytes);
     (codec, row, bytes)
 }
 
-/// The row of an operation that is in progress, both parts.
+/// Both parts of the row of an operation in progress.
 fn to_decode() -> (RowCodec, RowBytes) {
     let row = RowWrite {
         created: first_write().created,

@@ -67,7 +67,8 @@ pub struct Scenario {
     /// The limits that fail the run.
     #[serde(default)]
     pub limits: Limits,
-    /// The limits that define a rate as too high. The report names the highest rate within them.
+    /// The limits above which a rate counts as too high. The report names the highest rate within
+    /// them.
     #[serde(default)]
     pub breaking_point: Option<Strain>,
 }

@@ -2,7 +2,7 @@
 //!
 //! On Kubernetes each replica of a StatefulSet drives the partition of its index. Elsewhere a
 //! process drives all, or the configured ones. The index only determines which lease to acquire:
-//! the lease proves ownership, the index does not.
+//! only the lease proves ownership.
 
 use std::borrow::Cow;
 use std::fmt;
