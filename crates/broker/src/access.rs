@@ -1,7 +1,7 @@
 //! Logins and what they allow.
 //!
 //! Without [`BrokerSettings::logins`](crate::BrokerSettings::logins) every client may do everything. With it, a connection
-//! has to log in with SASL/PLAIN (RFC 4616) before it may send anything but `ApiVersions`.
+//! must log in with SASL/PLAIN (RFC 4616) before it may send anything but `ApiVersions`.
 //!
 //! What must hold: every request is checked against the rights that its login has at that moment. A login whose rights
 //! are withdrawn can do nothing more, without a reconnect.

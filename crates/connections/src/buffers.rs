@@ -164,7 +164,7 @@ impl Pool {
     }
 
     /// While slow transfers hold more than half, ends the slowest until the others have the memory
-    /// that they need. Transfers that hardly move end before others have to wait.
+    /// that they need. Transfers that hardly move end before others must wait.
     fn end_slow(&self, held: &mut Held, now: Instant) {
         let is_early = |at| now.duration_since(at) < RECHECK_INTERVAL;
         if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {

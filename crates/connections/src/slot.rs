@@ -107,7 +107,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// Resolves when the connection has to end.
+    /// Resolves when the connection must end.
     pub async fn closing(&self) {
         self.activity.closing.cancelled().await;
     }

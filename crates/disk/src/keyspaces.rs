@@ -210,7 +210,7 @@ impl Table {
         self.dir.join("current")
     }
 
-    /// The current manifest, restored if it has to be; `None` if the table was never complete.
+    /// The current manifest, restored if it must be; `None` if the table was never complete.
     fn manifest(&self) -> Result<Option<Manifest>, CheckError> {
         let named = read(&self.current())?;
         let copied = read(&self.copies.join("current"))?;

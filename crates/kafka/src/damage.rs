@@ -37,7 +37,7 @@ use crate::watermarks::watermarks;
 const ROUND_MAX: Duration = Duration::from_secs(10);
 /// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
-/// The same for a partition that may have stalled: the same answer has to fail more than once.
+/// The same for a partition that may have stalled: the same answer must fail more than once.
 const STALL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the broker may take to report the end of a partition.
 const END_PATIENCE: Duration = Duration::from_secs(2);

@@ -389,7 +389,7 @@ impl Layout {
         self.going_over().is_some()
     }
 
-    /// Times in which operations were not spread over a partition, so that its records have to be
+    /// Times in which operations were not spread over a partition, so that its records must be
     /// rerouted, in order.
     #[must_use]
     pub fn retired(&self) -> &[Retired] {

@@ -64,7 +64,7 @@ fn an_embedded_store_allows_one_process() {
     assert!(Embedded::new().store().is_exclusive());
 }
 
-/// With a memory of one stamp, nearly every write has to read the stored row.
+/// With a memory of one stamp, nearly every write must read the stored row.
 #[tokio::test]
 async fn the_higher_stamp_wins_after_recent_stamps_are_forgotten() {
     let subject = Embedded::new();

@@ -108,7 +108,7 @@ pub async fn unbegun(store: &dyn Store, layout: &Layout) -> Result<Option<ShardI
 }
 
 /// The first shard that has not completed a repartition: it has not begun, or still reads records
-/// before the change. Returns its partition and the offsets that it has to reach.
+/// before the change. Returns its partition and the offsets that it must reach.
 ///
 /// # Errors
 ///

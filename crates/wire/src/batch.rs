@@ -266,7 +266,8 @@ impl BatchHeader {
 }
 
 /// The offset of a record within its batch; `None` if its parts do not fill it exactly. (The protocol guide's section
-/// "Record": attributes, timestamp, offset, key, value, and headers, of which only keys have to be there.)
+/// "Record": attributes, timestamp, offset, key, value, and headers, of which only keys must be
+/// there.)
 fn whole_record(record: &[u8]) -> Option<i64> {
     let mut left = record.get(1..)?;
     let _timestamp = varint(&mut left)?;

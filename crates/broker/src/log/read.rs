@@ -227,7 +227,7 @@ impl Partition {
     }
 
     /// The segments with visible records, in order, with the largest timestamp of completely
-    /// visible ones, from the index. The others, at the ends of the log, have to be read.
+    /// visible ones, from the index. The others, at the ends of the log, must be read.
     fn visible_segments(
         &self,
         log_start: i64,

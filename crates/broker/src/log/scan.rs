@@ -280,7 +280,7 @@ mod tests {
         let (file, _, _) = filled_segment(dir.path(), 1);
         let front = std::fs::read(file.path()).unwrap()[..HEADER_BYTES].to_vec();
         let path = dir.path().join("fronts");
-        // More than is read at a time, so that a checksum has to read.
+        // More than one read returns, so that the checksum needs several reads.
         let mut fronts = front.repeat(4 * READ_BYTES / HEADER_BYTES);
         let bytes = fronts.len();
         for (n, front) in fronts.chunks_exact_mut(HEADER_BYTES).enumerate() {

@@ -99,7 +99,7 @@ impl SyncQueue {
         self.counters.disk_full.fetch_add(1, Relaxed);
     }
 
-    /// A partition has to be opened again once its disk has room.
+    /// A partition must be opened again once its disk has room.
     pub(crate) fn report_full(&self) {
         self.full.notify_one();
     }

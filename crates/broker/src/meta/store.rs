@@ -91,7 +91,7 @@ pub(super) struct Reopening {
     path: PathBuf,
     /// `None` while it could not be opened again.
     store: RwLock<Option<Arc<Store>>>,
-    /// Whether it has to be opened again before it takes a write.
+    /// Whether it must be opened again before it takes a write.
     is_due: AtomicBool,
     failures: Mutex<Failures>,
 }
@@ -174,7 +174,7 @@ impl Reopening {
         let mut slot = self.store.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = slot.take() {
             match Arc::try_unwrap(store) {
-                // It has to be closed before it is opened.
+                // It must be closed before it is opened.
                 Ok(store) => drop(store),
                 // The store is in use, by a backup for instance.
                 Err(store) => {

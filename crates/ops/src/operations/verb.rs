@@ -57,7 +57,7 @@ impl Verb {
     }
 
     /// The states for which the verb is usually meant. A run without a state filter selects these.
-    /// Empty if a person has to name the states.
+    /// Empty if a person must name the states.
     pub(super) const fn usual_states(&self) -> &'static [ProcessState] {
         match self {
             Self::Resubmit | Self::Compensate => &[ProcessState::Error],

@@ -164,7 +164,7 @@ impl<'a> Group<'a> {
         Ok(written)
     }
 
-    /// Loads the stored parts of a row with which `row` has to be compared.
+    /// Loads the stored parts of a row with which `row` must be compared.
     fn load(&mut self, row: &EncodedRow) -> Result<(), StoreError> {
         if !self.rows.contains_key(&row.id) {
             let pending = self.stored(row.id)?;

@@ -116,7 +116,7 @@ pub(super) fn load(
     Ok(handlers)
 }
 
-/// The agents of the workflows that are not among `names`. Another process has to run them.
+/// The agents of the workflows that are not among `names`. Another process must run them.
 pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Vec<String> {
     let agents = workflows.agents().into_iter();
     let is_here = |agent: &str| names.iter().any(|name| name.as_ref() == agent);

@@ -20,7 +20,8 @@ use super::{BatchError, BatchHeader, HEADER_BYTES};
 /// The start of the Java library's blocks; two version numbers of four bytes follow.
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
 const XERIAL_HEADER_BYTES: usize = 16;
-/// The largest window of Zstandard that is allocated: 8 MiB, which a decoder has to support (RFC 8878, 3.1.1.1.2).
+/// The largest window of Zstandard that is allocated: 8 MiB, which a decoder must support (RFC
+/// 8878, 3.1.1.1.2).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// The codecs by their numbers in a batch's attributes.
