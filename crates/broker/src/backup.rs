@@ -72,7 +72,7 @@ impl Logs {
     }
 
     /// Records everything at this instant. No topic is created, changed or deleted in the meantime;
-    /// clients go on. Blocks.
+    /// clients continue. Blocks.
     ///
     /// # Errors
     ///

@@ -9,8 +9,8 @@
 //!   aside; the purge skips it.
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
 //! * **A damaged file is never opened at the cost of rows.** See the crate `disk`.
-//! * **A full disk is temporary.** Meanwhile writes fail and reads go on. Once there is room the
-//!   store is opened again in place. See `embedded/reopening.rs`.
+//! * **A full disk is temporary.** Until there is room, writes fail and reads continue. Once there
+//!   is room the store is opened again in place. See `embedded/reopening.rs`.
 //! * **Flushes and compactions never stall for good.** Full memtables are rotated after a commit,
 //!   and a commit first waits for the worker, by our own rules. See `embedded/flushing.rs`.
 //! * **Retention affects reads first.** A row past its retention reads as absent immediately. Its

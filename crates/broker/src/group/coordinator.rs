@@ -31,7 +31,7 @@ pub(crate) struct GroupLimits {
     /// Members of a group.
     pub(crate) members_max: usize,
     /// Memory of all groups, in bytes, as [`Group::bytes`] counts it. Members may join up to three quarters of it; the
-    /// last quarter is for assignments, so that groups which are there go on.
+    /// last quarter is for assignments, so that existing groups continue.
     pub(crate) bytes_max: usize,
 }
 

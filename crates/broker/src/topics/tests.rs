@@ -208,7 +208,7 @@ async fn a_batch_not_synced_on_a_full_disk_is_rewritten_before_it_is_acknowledge
         assert_eq!(fixture.append(1).unwrap().sync_to, Some(2));
         assert!(!is_synced(&old, 2).await, "it is not acknowledged");
         assert_eq!(old.condition(), Condition::Full);
-        // A repeated batch is no better than a new one, and reads go on.
+        // A repeated batch is no better than a new one, and reads continue.
         for sequence in [1, 2] {
             let refused = fixture.append(sequence).unwrap_err();
             assert!(matches!(refused, AppendError::Full), "{refused}");

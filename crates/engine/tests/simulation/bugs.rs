@@ -74,7 +74,7 @@ impl Bug {
             Self::RecoverTwice => {
                 "A recovery is applied to the attempt after the one that was seen, too"
             }
-            Self::LoseRecovery => "A recovery is read, called done and not applied",
+            Self::LoseRecovery => "A recovery is read and marked as done, but not applied",
             Self::SkipIndexEntry => "A hand-off writes no entry into the deadline index",
             Self::MoveCursorEarly => {
                 "A supervisor moves its cursor before its recoveries are acknowledged"

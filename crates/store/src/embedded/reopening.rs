@@ -1,8 +1,8 @@
 //! The open tables, and how they are opened again after a write failed.
 //!
 //! After a failed write, flush or compaction, the key-value store refuses writes until it is opened
-//! again; reads go on. So the writer opens it again in place, once there is room: as after a crash,
-//! the journal holds every acknowledged commit.
+//! again; reads continue. So the writer opens it again in place, once there is room: as after a
+//! crash, the journal holds every acknowledged commit.
 //!
 //! If writing or opening fails a second time within an hour although there is room, the disk is
 //! failing or a compaction has met a damaged block. Then no more writes are accepted. If the next
