@@ -97,7 +97,7 @@ impl DamagedLog {
             offset = %self.offset,
             %next,
             cause = self.cause,
-            "passed over records that no client can decode"
+            "skipped records that no client can decode"
         );
     }
 

@@ -153,8 +153,8 @@ impl IndexShard {
                     index_shard = %self.index_shard,
                     behind = ?sweep.behind(wall_clock()),
                     "the sweep skips to the last hour, because the clock was behind or no \
-                     supervisor ran for long; the audit finds operations that have been due for \
-                     longer"
+                     supervisor ran for a long time; the audit finds operations that have been \
+                     due for longer"
                 );
                 self.store
                     .advance_due_cursor(self.index_shard, cursor)

@@ -239,9 +239,11 @@ async fn end(
         };
         let ended = lease.ended();
         if store.take_lease(seen, ended.clone()).await? {
-            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "took the \
-                                                                                      lease for \
-                                                                                      good");
+            tracing::info!(
+                lease = %key,
+                checkpoint = %ended.checkpoint.at.requests,
+                "retired the lease of an earlier layout"
+            );
             return Ok(ended);
         }
     }

@@ -245,7 +245,7 @@ impl Segment {
             .and_then(|encoded| IndexFile::store(dir, self.index.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
-                tracing::warn!(path = %path.display(), %error, "no room for the index of a closed segment");
+                tracing::warn!(path = %path.display(), %error, "the disk is full: could not write the index of a closed segment");
                 Ok(())
             }
             stored => stored.map_err(LogError::of("cannot write", &path)),
@@ -256,6 +256,6 @@ impl Segment {
 /// Removes a segment that follows a torn tail and holds nothing valid.
 fn remove_empty(dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
-    tracing::warn!(path = %path.display(), "removed a segment without a valid batch behind a torn tail");
+    tracing::warn!(path = %path.display(), "removed a segment without a valid batch after a torn tail");
     fs::remove_file(&path).map_err(LogError::of("cannot remove", &path))
 }

@@ -271,7 +271,7 @@ impl<'a> Chores<'a> {
         // A partition that failed has said so itself.
         if let Err(NotClosed::Full(error)) = partition.finish_closing(&mut closing) {
             if self.unindexed.is_empty() {
-                tracing::warn!(%error, "no room for the index of a closed segment; retrying");
+                tracing::warn!(%error, "the disk is full: could not write the index of a closed segment; retrying");
             }
             self.unindexed.push(closing);
         }

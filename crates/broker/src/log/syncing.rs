@@ -254,7 +254,7 @@ impl Partition {
             .and_then(|encoded| IndexFile::store(&self.dir, log.active.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
-                tracing::warn!(topic = %self.topic, partition = self.index, %error, "no room for an index");
+                tracing::warn!(topic = %self.topic, partition = self.index, %error, "the disk is full: could not write an index");
                 Ok(())
             }
             stored => stored.map_err(LogError::of("cannot write the index in", &self.dir)),

@@ -1,4 +1,4 @@
-//! The listener: connection limits and an graceful shutdown.
+//! The listener: connection limits and a graceful shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;

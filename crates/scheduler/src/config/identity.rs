@@ -43,9 +43,8 @@ pub enum PartitionChoice {
 pub enum IdentityError {
     /// The shard, or the end of the range, does not exist.
     #[error(
-        "{source_name} selects shard {shard}, but there are {shards}: 0 to {}; \
-         run at most as many schedulers as there are shards, which is one for each partition or, \
-         where partitions have several, partitions times scheduler.shardsPerPartition",
+        "{source_name} selects shard {shard}, but the {shards} shards are 0 to {}; run at most one \
+         scheduler per shard (partitions times scheduler.shardsPerPartition)",
         .shards - 1
     )]
     Beyond {
@@ -271,9 +270,8 @@ mod tests {
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
                 .to_string(),
-            "POD_INDEX selects shard 4, but there are 4: 0 to 3; run at most as many schedulers \
-             as there are shards, which is one for each partition or, where partitions have several, \
-             partitions times scheduler.shardsPerPartition"
+            "POD_INDEX selects shard 4, but the 4 shards are 0 to 3; run at most one scheduler per \
+             shard (partitions times scheduler.shardsPerPartition)"
         );
     }
 
@@ -288,7 +286,7 @@ mod tests {
         let refused = config.shards_of_this_process(4, &environment, current);
         let refused = refused.unwrap_err();
         let text = refused.to_string();
-        let expected = "POD_INDEX selects shard 8, but there are 8: 0 to 7; ";
+        let expected = "POD_INDEX selects shard 8, but the 8 shards are 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
     }
 

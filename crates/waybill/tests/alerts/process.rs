@@ -159,7 +159,7 @@ async fn undelivered_alerts_survive_a_stop_and_a_kill() {
     let up = setup.again("up", &[], &LISTENERS);
     setup.ready().await;
     let second = park(&setup, "second").await;
-    // A receiver that got the first alert does not get it again after an graceful stop.
+    // A receiver that got the first alert does not get it again after a graceful stop.
     let after_stop = mails(&setup, &mail, 2).await;
     assert!(after_stop[1].text.contains(&second), "{after_stop:?}");
     up.kill();
