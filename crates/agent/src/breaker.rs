@@ -297,7 +297,7 @@ mod tests {
         let mut failures = 0;
         while is_admitted(&breaker, true).await {
             failures += 1;
-            assert!(failures <= CALLS, "it never opens");
+            assert!(failures <= CALLS, "the circuit never opens");
         }
         assert_eq!(failures, CALLS / 2);
     }
@@ -371,7 +371,7 @@ mod tests {
         let mut failures = 0;
         while breaker.call(async { Judged::Failure(()) }).await.is_ok() {
             failures += 1;
-            assert!(failures < 20, "it never opens");
+            assert!(failures < 20, "the circuit never opens");
             for _ in 0..3 {
                 _ = breaker.call(async { Judged::CutShort(()) }).await;
             }

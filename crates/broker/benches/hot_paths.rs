@@ -156,7 +156,7 @@ fn to_fetch(records: usize, bytes: i32) -> Fixture {
     fixture.answers.clear();
     let offsets = (0..REQUESTS).map(|batch| batch * records);
     fixture.requests = offsets
-        .map(|offset| fetch_request(i64::try_from(offset).expect("they are few"), bytes))
+        .map(|offset| fetch_request(i64::try_from(offset).expect("the number is small"), bytes))
         .collect();
     fixture
 }
@@ -172,7 +172,7 @@ fn check_produced(mut answer: Bytes) {
 
 fn produce_request(records: usize) -> Bytes {
     let value = Bytes::from(vec![b'x'; VALUE_BYTES]);
-    let records: Vec<_> = (0..i32::try_from(records).expect("they are few"))
+    let records: Vec<_> = (0..i32::try_from(records).expect("the number is small"))
         .map(|number| Record {
             transactional: false,
             control: false,

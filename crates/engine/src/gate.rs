@@ -263,7 +263,7 @@ mod tests {
                 break;
             }
             rounds += 1;
-            assert!(rounds < 20, "it never opens");
+            assert!(rounds < 20, "the circuit never opens");
             for _ in 0..room {
                 gates.succeeded("drone");
             }

@@ -48,7 +48,7 @@ fn encode_row((mut codec, row, mut bytes): (RowCodec, RowWrite, RowBytes)) -> Ro
 fn decode_row((codec, bytes): (RowCodec, RowBytes)) -> RowBytes {
     for _ in 0..ROUNDS {
         let row = codec.decode(ID, black_box(&bytes));
-        drop(black_box(row).expect("it was encoded"));
+        drop(black_box(row).expect("the value was encoded"));
     }
     bytes
 }

@@ -457,7 +457,10 @@ mod tests {
             ends: HashMap::from([(own, Offset(7)), (other, Offset(3))]),
         };
         assert!(suspects.had(&row, at(99)));
-        assert!(!suspects.had(&row, at(98)), "it moved meanwhile");
+        assert!(
+            !suspects.had(&row, at(98)),
+            "the due time moved in the meantime"
+        );
         assert!(!Suspects::default().had(&row, at(99)));
         let done = |own_done, other_done| {
             HashMap::from([(own, Offset(own_done)), (other, Offset(other_done))])

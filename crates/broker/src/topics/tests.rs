@@ -206,7 +206,7 @@ async fn a_batch_not_synced_on_a_full_disk_is_rewritten_before_it_is_acknowledge
         fixture.fails(Op::Sync, errno);
         let old = fixture.partition();
         assert_eq!(fixture.append(1).unwrap().sync_to, Some(2));
-        assert!(!is_synced(&old, 2).await, "it is not acknowledged");
+        assert!(!is_synced(&old, 2).await, "the record is not acknowledged");
         assert_eq!(old.condition(), Condition::Full);
         // A repeated batch is no better than a new one, and reads continue.
         for sequence in [1, 2] {

@@ -203,7 +203,7 @@ async fn transactions_are_refused_immediately() {
     assert!(refused.is_err());
     assert!(
         started.elapsed() < BOUND / 2,
-        "it was tried again and again"
+        "the request was retried repeatedly"
     );
     assert!(broker.shutdown().await);
 }

@@ -37,7 +37,7 @@ struct Different {
     question: &'static str,
     embedded: &'static str,
     kafka: &'static str,
-    #[expect(dead_code, reason = "it is for who reads the list")]
+    #[expect(dead_code, reason = "for readers of the list")]
     because: &'static str,
 }
 

@@ -304,7 +304,7 @@ mod tests {
             .find(priority, Offset(1))
             .map(|queued| queued.request.clone())
         else {
-            panic!("it is one");
+            panic!("the request is a create");
         };
         queue.push(of("a", 3, None));
         queue.push(of("thief", 4, Some(amend)));

@@ -476,7 +476,7 @@ fn an_undo_is_final_if_it_was_requested_after_all_attempts_settled() {
     assert_eq!(
         happen(undone(), 14),
         (StepState::Compensating, settled_at, Attempt(2)),
-        "it was asked for at 2, whenever it was done"
+        "the undo was requested at 2, whenever it was done"
     );
     happen(StepEvent::Retry { budget: None }, 14);
     assert_eq!(

@@ -579,7 +579,11 @@ fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence() {
     assert_eq!(step.late_success, Some(Attempt(1)));
     let stats = fixture.engine.take_stats();
     assert_eq!((stats.stale_replies, stats.late_successes), (2, 1));
-    assert_eq!(fixture.replies_checkpoint(), 3, "it is done all the same");
+    assert_eq!(
+        fixture.replies_checkpoint(),
+        3,
+        "the record is done nevertheless"
+    );
 }
 
 #[test]
@@ -594,7 +598,7 @@ fn a_clock_that_steps_back_changes_only_times() {
     fixture.round();
     assert!(
         fixture.rows[&id(1)].stamp > first,
-        "stamps grow all the same"
+        "stamps grow nevertheless"
     );
 }
 

@@ -164,7 +164,10 @@ fn doctor(setup: &Setup) -> String {
 }
 
 fn is_alive(process: &mut Process) -> bool {
-    let ended = process.child.try_wait().expect("it is our child");
+    let ended = process
+        .child
+        .try_wait()
+        .expect("the child can be waited for");
     ended.is_none()
 }
 

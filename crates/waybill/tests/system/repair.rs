@@ -185,7 +185,12 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
             .request(Method::POST, "/v1/operations", Some(body))
             .await;
         assert_eq!(status, StatusCode::ACCEPTED, "{view}");
-        ids.push(view["id"].as_str().expect("it has an id").to_owned());
+        ids.push(
+            view["id"]
+                .as_str()
+                .expect("the response has an id")
+                .to_owned(),
+        );
     }
     for id in &ids {
         setup.reaches(id, "Error").await;

@@ -104,7 +104,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
     assert_eq!(woken(&setup).await, 0.0);
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 
-    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("it exists");
+    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("the file exists");
     let (_, sections) = config.split_once(" }\n").expect("there are sections");
     configure(&setup, sections, ", skipDeletedRequests: true");
     without_faults(&setup);
@@ -163,7 +163,7 @@ fn damage_row(setup: &Setup, id: OperationId) {
 /// Removes the faults of services that start from now on.
 fn without_faults(setup: &Setup) {
     let path = setup.path("waybill.yaml");
-    let config = std::fs::read_to_string(&path).expect("it exists");
+    let config = std::fs::read_to_string(&path).expect("the file exists");
     let config = replaced(&config, r#"{"hangRate":1}"#, "{}", usize::MAX);
     std::fs::write(path, config).expect("the directory is writable");
 }
