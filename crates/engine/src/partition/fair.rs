@@ -304,7 +304,7 @@ mod tests {
             .find(priority, Offset(1))
             .map(|queued| queued.request.clone())
         else {
-            panic!("the request is a create");
+            panic!("the request at offset 1 is an amendment");
         };
         queue.push(of("a", 3, None));
         queue.push(of("thief", 4, Some(amend)));
