@@ -345,13 +345,13 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
     broker.send(&[older.clone(), of_epoch("after", 8)]);
     let replies = broker.replies(2);
     let answer = replies.iter().find(|(_, reply)| reply.step == "older");
-    let (_, answer) = answer.expect("it is answered, too");
+    let (_, answer) = answer.expect("the older request is answered");
     assert_eq!(
         (answer.operation, answer.epoch),
         (older.operation, Epoch(7))
     );
     let Outcome::NotAttempted { error, .. } = &answer.outcome else {
-        panic!("it was attempted: {answer:?}");
+        panic!("the request was attempted: {answer:?}");
     };
     assert_eq!(error.code, "owner-superseded");
     assert_eq!(fast.calls(), 2, "only requests of the newer owner");
@@ -452,7 +452,7 @@ async fn work_with_too_little_time_left_is_handed_back_and_done() {
         matches!(&reply.outcome, Outcome::NotAttempted { error, .. } if error.code == "no-room"),
         "{reply:?}"
     );
-    assert_eq!(slow.calls(), 2, "it was not started");
+    assert_eq!(slow.calls(), 2, "the work was not started");
     // No request is left open: a shutdown waits for open ones.
     agents.shutdown().await.unwrap();
 }
@@ -469,7 +469,7 @@ async fn a_shutdown_finishes_running_attempts_and_hands_back_waiting_ones() {
     broker.send_raw(&[(topic.clone(), b"no request".to_vec())]);
     let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
     assert_eq!(read(&dead_letters, 1).len(), 1);
-    eventually("one runs", || slow.calls() == 1).await;
+    eventually("one request runs", || slow.calls() == 1).await;
     let shutdown = tokio::spawn(agents.shutdown());
     let back = broker.replies(3);
     assert!(back.iter().all(|(_, reply)| matches!(&reply.outcome,
@@ -498,7 +498,7 @@ async fn a_shutdown_does_not_wait_longer_than_the_drain_time() {
     config.drain_timeout = Duration::from_millis(100);
     let agents = start_with(config, &[("slow", &slow)]);
     broker.send(&[request("slow", "hang").build()]);
-    eventually("it runs", || slow.calls() == 1).await;
+    eventually("the request runs", || slow.calls() == 1).await;
     let start = Instant::now();
     agents.shutdown().await.unwrap();
     assert!(start.elapsed() < PATIENCE / 2);
@@ -576,7 +576,7 @@ async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_
     let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
     let deadline = Instant::now() + PATIENCE * 4;
     while dead_letters.known_end(&Topics::dead_letter(&topic), PartitionId(0)) != Some(Offset(1)) {
-        assert!(Instant::now() < deadline, "no dead letter came");
+        assert!(Instant::now() < deadline, "no dead letter arrived");
         tokio::time::sleep(PATIENCE / 100).await;
     }
     let dead_letter = read(&dead_letters, 1).remove(0);
@@ -676,7 +676,7 @@ async fn agents_are_ready_once_they_have_an_assignment() {
             .expect("never ready");
         assert!(agents.is_ready());
     }
-    assert!(!alone.is_ready(), "there is no group where no broker is");
+    assert!(!alone.is_ready(), "there is no group without a broker");
     for agents in processes {
         agents.shutdown().await.unwrap();
     }

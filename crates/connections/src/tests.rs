@@ -147,7 +147,7 @@ fn shared_requests_are_returned_in_any_order() {
     assert_eq!(shared(), 2);
     held.remove(0);
     held.remove(0);
-    assert_eq!(shared(), 0, "the two that are left are its own");
+    assert_eq!(shared(), 0, "the two remaining requests are its own");
     held.push(slot.begin_request().unwrap());
     assert_eq!(shared(), 1);
     drop(held);
@@ -228,10 +228,7 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let mut write_monitor = slot.write_monitor();
     let later = |after: Duration| Instant::now() + after;
     let just_past = SLOW_AFTER + Duration::from_secs(1);
-    assert!(
-        next(later(just_past)).is_err(),
-        "the answer is not there yet"
-    );
+    assert!(next(later(just_past)).is_err(), "no answer is ready yet");
     request.set_unread(true);
     assert!(
         next(later(Duration::ZERO)).is_err(),
@@ -285,7 +282,7 @@ fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_man
         slot
     });
     let admit = || all.admit(now, address(2), CancellationToken::new());
-    assert_eq!(admit().err(), Some(Full::All), "all are at work");
+    assert_eq!(admit().err(), Some(Full::All), "all connections are busy");
     // A request arrives, though not yet slowly.
     many[2].report(now, 1, true, 10);
     let first = admit().unwrap();
@@ -293,7 +290,11 @@ fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_man
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
     many[1].report(now, 1, true, 10);
-    assert_eq!(admit().err(), Some(Full::All), "two of four would be many");
+    assert_eq!(
+        admit().err(),
+        Some(Full::All),
+        "the address would have two of four connections"
+    );
 }
 
 #[test]
