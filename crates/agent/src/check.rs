@@ -60,8 +60,8 @@ pub struct CheckSettings {
     pub workflow: String,
     /// The tenant that the requests name. Default: none.
     pub tenant: String,
-    /// The input of each operation, a JSON object; `{{operation}}` in it becomes the operation's id.
-    /// Default: `{}`.
+    /// The input of each operation, a JSON object; `{{operation}}` in it becomes the operation's
+    /// id. Default: `{}`.
     pub input: String,
     /// An input for which the step takes longer than [`CheckSettings::SLOW_STEP`]. Default: none.
     pub slow_input: Option<String>,

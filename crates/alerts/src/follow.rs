@@ -12,8 +12,8 @@
 //!   in the topic, and the consumer stays in its group.
 //!
 //! A record that cannot be read goes to the topic's dead-letter topic. Only the first follower, in
-//! the order of their names, publishes it, so that it is published once. If another becomes the first,
-//! it publishes the records that it reads from then on, some of them possibly again.
+//! the order of their names, publishes it, so that it is published once. If another becomes the
+//! first, it publishes the records that it reads from then on, some of them possibly again.
 //!
 //! Two processes share a receiver's partitions. A process that takes over a partition may deliver
 //! alerts again that the other was delivering; alerts have ids.

@@ -1,4 +1,5 @@
-//! The answers of the HTTP API about operations, which ingestion writes and the operator commands read.
+//! The answers of the HTTP API about operations, which ingestion writes and the operator commands
+//! read.
 //!
 //! An absent field is empty. Readers ignore unknown fields, so that fields can be added.
 

@@ -2,10 +2,11 @@
 //! of its answer: produce requests that append to a log, and fetch requests that read it.
 //! `.ci/budgets` holds the limits.
 //!
-//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in; the
-//! benchmark's own thread alone is counted, and no request of it waits for another one.
+//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked
+//! in; the benchmark's own thread alone is counted, and no request of it waits for another one.
 //!
-//! Deliberately absent: sockets, and syncs, which another thread makes. The kernel's work is not counted.
+//! Deliberately absent: sockets, and syncs, which another thread makes. The kernel's work is not
+//! counted.
 //!
 //! `.ci/budgets/check broker` runs it.
 

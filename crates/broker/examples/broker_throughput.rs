@@ -2,8 +2,8 @@
 //!
 //! Produces through librdkafka and reads back, to a topic without and with `flush.messages=1`, and
 //! prints the CPU time of the whole process (clients and broker) per record, as the kernel counts
-//! it. `produce` and `fetch` move batches as a busy application's clients form them; `hop` sends one
-//! record at a time to a consumer that waits for it, which costs a produce and a fetch each.
+//! it. `produce` and `fetch` move batches as a busy application's clients form them; `hop` sends
+//! one record at a time to a consumer that waits for it, which costs a produce and a fetch each.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -121,7 +121,8 @@ impl std::fmt::Debug for Broker {
 impl Broker {
     /// Opens the data directory, recovers its contents, and begins to serve.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the
+    /// crate that awaits it.
     ///
     /// # Errors
     /// See [`StartError`].

@@ -154,7 +154,8 @@ impl BrokerConfig {
         check_range("broker.segmentBytes", self.segment_bytes, SEGMENT_BYTES)
     }
 
-    /// Checks that the memory suffices for the requests that the broker accepts. Only a broker that runs needs it.
+    /// Checks that the memory suffices for the requests that the broker accepts. Only a broker that
+    /// runs needs it.
     ///
     /// # Errors
     ///

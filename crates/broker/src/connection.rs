@@ -329,8 +329,9 @@ impl<'a> Connection<'a> {
         Ok(progress)
     }
 
-    /// Copies the rest of `input` out of a large buffer, which is no longer counted. The rest is no longer than what was
-    /// handled since the last copy: copies stay linear in what arrives, and otherwise most of the buffer is in use.
+    /// Copies the rest of `input` out of a large buffer, which is no longer counted. The rest is no
+    /// longer than what was handled since the last copy: copies stay linear in what arrives, and
+    /// otherwise most of the buffer is in use.
     fn leave_large_buffer(&mut self) {
         if self.input.len() <= self.passed_bytes {
             self.input = BytesMut::from(&self.input[..]);

@@ -22,7 +22,8 @@ pub struct LogRepair {
     pub bytes: u64,
     /// The first offset that is lost.
     pub first_offset: i64,
-    /// How many offsets are lost. Each was a record's, unless the log has been repaired there before.
+    /// How many offsets are lost. Each was a record's, unless the log has been repaired there
+    /// before.
     pub records: u64,
     /// Where the damaged bytes are kept, or would be; `None` if there are none.
     pub aside: Option<PathBuf>,

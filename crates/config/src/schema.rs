@@ -1,7 +1,7 @@
 //! JSON Schemas of files that people write, for completion and checks in editors.
 //!
-//! What must hold: a schema refuses no file that the documents describe as valid. It need not refuse all others: maximums of
-//! units and rules that span several keys are only in the program.
+//! What must hold: a schema refuses no file that the documents describe as valid. It need not
+//! refuse all others: maximums of units and rules that span several keys are only in the program.
 //!
 //! Deliberately absent: other forms that the YAML parser accepts, such as a section without keys,
 //! or a number instead of a text. An editor marks these. If such a value is usual, the

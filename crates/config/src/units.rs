@@ -218,8 +218,8 @@ impl<'de> Deserialize<'de> for FreeMin {
     }
 }
 
-/// The text form of a [`Duration`], for `#[serde(with = "…")]`. A type rather than a module, so that it also is the schema of
-/// such a field.
+/// The text form of a [`Duration`], for `#[serde(with = "…")]`. A type rather than a module, so
+/// that it also is the schema of such a field.
 #[derive(Clone, Copy, Debug)]
 pub struct DurationText;
 

@@ -107,7 +107,8 @@ impl Buffers {
         self.pool.bytes_max as u64
     }
 
-    /// The most in use since the last call, in bytes. While a connection waits for memory, all counts as in use.
+    /// The most in use since the last call, in bytes. While a connection waits for memory, all
+    /// counts as in use.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         let mut held = self.pool.held();

@@ -7,17 +7,17 @@
 //! login is expected, are replaced first, and those whose clients send a request or read an answer
 //! [slowly](SLOW_BYTES_PER_SECOND) second, before idle ones.
 //!
-//! A new connection replaces none of an address that has fewer connections than its own. If there is
-//! none of these, a connection from an address that has, with it, at most half of the connections of
-//! another replaces one of that other address that waits for its client. So clients with many
-//! connections keep no probe out.
+//! A new connection replaces none of an address that has fewer connections than its own. If there
+//! is none of these, a connection from an address that has, with it, at most half of the
+//! connections of another replaces one of that other address that waits for its client. So clients
+//! with many connections keep no probe out.
 //!
 //! Each connection may have a few requests in progress; further ones count against a limit that all
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
 //! others: see [`Buffers`].
 //!
-//! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports what happens on it,
-//! and closes the connection once the slot is cancelled.
+//! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports
+//! what happens on it, and closes the connection once the slot is cancelled.
 
 mod buffers;
 mod client_pace;

@@ -92,9 +92,9 @@ impl ConnectionSlot {
         }
     }
 
-    /// Resolves once the client has left a ready answer unread for `timeout`, and there was no other
-    /// traffic. A client that reads others in the meantime gives way only at a limit, as a slow
-    /// one.
+    /// Resolves once the client has left a ready answer unread for `timeout`, and there was no
+    /// other traffic. A client that reads others in the meantime gives way only at a limit, as a
+    /// slow one.
     pub async fn unread_for(&self, timeout: Duration) {
         let timeout_us = micros_of(Some(timeout));
         loop {

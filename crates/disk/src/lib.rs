@@ -32,7 +32,8 @@ pub use self::synced::{Prepared, Synced};
 ///
 /// # Errors
 ///
-/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
+/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be
+/// opened.
 pub fn prepare(dir: &Path, depth: Depth) -> Result<Prepared, CheckError> {
     keyspaces::remove_unfinished(dir)?;
     let prepared = synced::check(dir, journal::check(dir)?)?;

@@ -1,4 +1,5 @@
-//! The file `synced`: two slots that are written in turn, each with a number that rises and a checksum.
+//! The file `synced`: two slots that are written in turn, each with a number that rises and a
+//! checksum.
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
 //! slot is `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a

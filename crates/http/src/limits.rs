@@ -1,7 +1,7 @@
 //! The ranges of the limits that every listener has in its section of the configuration.
 //!
-//! Why it exists: a limit that is too low refuses health probes and the commands of `waybill`, and one that is too high
-//! limits nothing.
+//! Why it exists: a limit that is too low refuses health probes and the commands of `waybill`, and
+//! one that is too high limits nothing.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use crate::HEADERS_LIMIT_MAX;
 
 /// Connections of a listener: a higher limit exceeds the file descriptors of a machine.
 pub const CONNECTIONS_MAX: usize = 1_000_000;
-/// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and clients.
+/// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and
+/// clients.
 pub const CONNECTIONS: RangeInclusive<usize> = 8..=CONNECTIONS_MAX;
 /// Of these, from one address: a browser opens six, which is also the share of one address at the
 /// minimum.

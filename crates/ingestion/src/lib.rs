@@ -9,8 +9,9 @@
 //! `waybill_api::request` check the body and make the record. `intake` looks for the operation that
 //! it repeats, and passes it to the producer. Each line of a `batch` takes the same path. `status`
 //! answers status requests, and `request_lookup` reads requests back for it. The other handlers are
-//! below `service`: `events` streams an operation's events, and `ops` passes on the verbs of callers
-//! and operators, and lists operations that need a person. `view` has the JSON of all answers.
+//! below `service`: `events` streams an operation's events, and `ops` passes on the verbs of
+//! callers and operators, and lists operations that need a person. `view` has the JSON of all
+//! answers.
 //!
 //! What must hold: no 202 for a record that is not durable; no part of a refused request reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.

@@ -162,8 +162,8 @@ impl Drop for Permit {
     }
 }
 
-/// A semaphore that tenants share. Its permits can be revoked: from a tenant that holds more than half,
-/// if a request of another tenant does not fit, and from slow clients.
+/// A semaphore that tenants share. Its permits can be revoked: from a tenant that holds more than
+/// half, if a request of another tenant does not fit, and from slow clients.
 #[derive(Debug)]
 pub struct TenantSemaphore {
     shares: Arc<TenantShares>,
@@ -227,8 +227,8 @@ impl TenantSemaphore {
         self.take(tenants, Wanted { amount, spare: 0 })
     }
 
-    /// Takes a permit that may be revoked, for uses that can last, and leaves `spare` of the amount to
-    /// short uses.
+    /// Takes a permit that may be revoked, for uses that can last, and leaves `spare` of the amount
+    /// to short uses.
     pub fn acquire_revocable(
         &self,
         tenants: &Tenants,

@@ -130,7 +130,8 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Notes that records of this kind were met. Returns whether undecodable ones were met there before.
+    /// Notes that records of this kind were met. Returns whether undecodable ones were met there
+    /// before.
     fn is_repeated(
         &mut self,
         topic: &str,

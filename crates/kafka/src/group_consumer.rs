@@ -155,7 +155,8 @@ pub struct GroupConsumer {
     commits: Arc<Commits>,
     stalls: StallWatch,
     damage_history: History,
-    /// The seek position of each partition that was moved past undecodable records and has delivered no record since.
+    /// The seek position of each partition that was moved past undecodable records and has
+    /// delivered no record since.
     moved_to: BTreeMap<TopicPartition, Offset>,
     /// When it was fenced and recreated its client.
     renewals: Vec<Instant>,

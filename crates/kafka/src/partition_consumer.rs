@@ -352,7 +352,8 @@ impl PartitionConsumer {
         })
     }
 
-    /// Reports partitions that were removed. The caller decides whether to pass over undecodable records, and logs that.
+    /// Reports partitions that were removed. The caller decides whether to pass over undecodable
+    /// records, and logs that.
     fn stopped(&self, damaged: Vec<DamagedLog>) -> PollError {
         for log in damaged.iter().filter(|log| log.next.is_none()) {
             log.log_stopped(&self.client_id, None);

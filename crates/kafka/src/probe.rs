@@ -18,7 +18,8 @@ use rdkafka::types::RDKafkaErrorCode;
 /// Why no Kafka client can talk to a server that speaks HTTP.
 pub const SPEAKS_HTTP: &str = "an HTTP server answers there, not a Kafka broker: check the port";
 
-/// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the answer.
+/// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the
+/// answer.
 const SIZE_OF_HTTP: &str = "Invalid response size 1213486160";
 
 /// How long to collect errors.

@@ -24,8 +24,8 @@ const THRD_SUCCESS: c_int = 0;
 const THRD_ERROR: c_int = 2;
 const THRD_TIMEDOUT: c_int = 4;
 
-/// Longer waits end early, as a spurious wakeup, which callers must expect. If the wall clock steps after the caller read it
-/// and before this module does, the wait is wrong by at most this.
+/// Longer waits end early, as a spurious wakeup, which callers must expect. If the wall clock steps
+/// after the caller read it and before this module does, the wait is wrong by at most this.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 unsafe extern "C" {

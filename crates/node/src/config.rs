@@ -2,8 +2,9 @@
 //!
 //! What must hold: `waybill.example.yaml` documents every key with its default.
 //!
-//! Deliberately absent: the keys of a role and the checks of its section alone, which are in its crate; here are checks of
-//! several sections together. Also reloading: a changed configuration takes a restart, which loses nothing.
+//! Deliberately absent: the keys of a role and the checks of its section alone, which are in its
+//! crate; here are checks of several sections together. Also reloading: a changed configuration
+//! takes a restart, which loses nothing.
 
 mod validate;
 

@@ -1,5 +1,5 @@
-//! The workflows that this process can run, from the binary and from files, and the `workflows` section of the
-//! configuration, which names them.
+//! The workflows that this process can run, from the binary and from files, and the `workflows`
+//! section of the configuration, which names them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! How commands authenticate, and which certificates they trust.
 //!
-//! What must hold: no token is an argument or the value of an environment variable, because other users of the
-//! machine can read both.
+//! What must hold: no token is an argument or the value of an environment variable, because other
+//! users of the machine can read both.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! `waybill backup` writes broker and store of a running `up` to a file; `waybill restore` makes a data directory
-//! from it.
+//! `waybill backup` writes broker and store of a running `up` to a file; `waybill restore` makes a
+//! data directory from it.
 
 use std::fs;
 use std::io::Write as _;

@@ -1,7 +1,8 @@
-//! `waybill shards`: shows the shards of each partition and their progress, and changes their number.
+//! `waybill shards`: shows the shards of each partition and their progress, and changes their
+//! number.
 //!
-//! On a cluster the command uses the store itself. The embedded store belongs to the process of `up`, which answers
-//! on its admin port.
+//! On a cluster the command uses the store itself. The embedded store belongs to the process of
+//! `up`, which answers on its admin port.
 
 use std::sync::Arc;
 use std::time::Duration;

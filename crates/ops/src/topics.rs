@@ -1,8 +1,8 @@
-//! `waybill topics`: creates, verifies and describes the topics of an installation, and changes their number of
-//! partitions.
+//! `waybill topics`: creates, verifies and describes the topics of an installation, and changes
+//! their number of partitions.
 //!
-//! The settings that each topic needs are declared once, in `waybill_topology::topics`. The roles use the same table
-//! at start.
+//! The settings that each topic needs are declared once, in `waybill_topology::topics`. The roles
+//! use the same table at start.
 
 mod create;
 mod describe;

@@ -1,9 +1,10 @@
 //! The client of a schema registry that speaks the [Confluent REST API]: IDs for writers, schemas
 //! for readers.
 //!
-//! It has two parts, and its section of the configuration, [`RegistryConfig`]. [`Registry`] sends one request at a time; [`schema_ids`] sends those that a
-//! writer needs before its first record. [`SchemaCache`] serves readers, which look up the schema
-//! of each foreign record: it answers immediately, and fetches missing schemas in the background.
+//! It has two parts, and its section of the configuration, [`RegistryConfig`]. [`Registry`] sends
+//! one request at a time; [`schema_ids`] sends those that a writer needs before its first record.
+//! [`SchemaCache`] serves readers, which look up the schema of each foreign record: it answers
+//! immediately, and fetches missing schemas in the background.
 //!
 //! What must hold:
 //!
@@ -20,7 +21,8 @@
 //! record by record, asynchronously and through generic values. Only half of the few calls below
 //! would remain to use.
 //!
-//! [Confluent REST API]: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+//! [Confluent REST API]:
+//! https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
 mod cache;
 mod client;

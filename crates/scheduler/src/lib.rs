@@ -3,8 +3,8 @@
 //!
 //! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process.
 //! Three more poll the consumers (`consumers`). One producer and one group commit (`commit`) serve
-//! all shards, so that cost does not grow with the number of partitions. The loop acquires leases by
-//! the rules of `ownership` and renews them (`lease`); a renewal also stores the checkpoint.
+//! all shards, so that cost does not grow with the number of partitions. The loop acquires leases
+//! by the rules of `ownership` and renews them (`lease`); a renewal also stores the checkpoint.
 //! Recoveries from the supervisor wake operations that were handed off.
 //!
 //! The invariants are documented with the code that keeps them: rows before messages in `commit`,

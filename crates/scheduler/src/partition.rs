@@ -23,7 +23,8 @@ use crate::control::ControlError;
 /// before a retry, which is at most a minute, so that readiness does not change while the cause
 /// persists.
 const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
-/// The time since the refusal is rounded down to this, in seconds, so that readiness changes rarely.
+/// The time since the refusal is rounded down to this, in seconds, so that readiness changes
+/// rarely.
 const SHOWN_EVERY_S: u64 = 5;
 
 /// How long a stopping shard waits for the commit in flight.

@@ -1,6 +1,7 @@
 //! Counts the instructions that encode and decode a row. `.ci/budgets` holds the limits.
 //!
-//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in.
+//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked
+//! in.
 //!
 //! Deliberately absent: the database. Its threads and syncs cannot be counted reproducibly.
 //!

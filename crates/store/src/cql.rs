@@ -20,7 +20,8 @@
 //! 25,600, for 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time
 //! would be partitions without end: so slots follow the time that is in the server's own ids.
 //!
-//! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and reads before writes.
+//! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and
+//! reads before writes.
 
 mod attention;
 mod clocks;
@@ -114,7 +115,8 @@ impl CqlStore {
 
     /// Connects to a store that [`migrate`](Self::migrate) created.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the
+    /// crate that awaits it.
     ///
     /// # Errors
     ///

@@ -143,8 +143,9 @@ impl EmbeddedStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Damaged`] if acknowledged rows would
-    /// be lost because a file is damaged, [`StoreError::Unavailable`] if it cannot be opened.
+    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Damaged`] if
+    /// acknowledged rows would be lost because a file is damaged, [`StoreError::Unavailable`] if it
+    /// cannot be opened.
     pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
         rebuild::if_asked(&config)?;
         let tables = Arc::new(Reopening::open(config.clone())?);

@@ -94,7 +94,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If the shards of `scheme` cannot follow those of this one, or the number of partitions is being changed.
+    /// If the shards of `scheme` cannot follow those of this one, or the number of partitions is
+    /// being changed.
     pub fn successor(&self, scheme: ShardingScheme) -> Result<Self, LayoutError> {
         if let Some(Change { from, to, .. }) = self.change {
             return Err(LayoutError::Changing { from, to });

@@ -1,5 +1,5 @@
-//! The state store: one row per operation, the leases of schedulers and supervisors, the layout of the
-//! shards, the deadline index and the attention table.
+//! The state store: one row per operation, the leases of schedulers and supervisors, the layout of
+//! the shards, the deadline index and the attention table.
 //!
 //! What must hold here, for every implementation (the contract suite in `tests/contract` checks
 //! it):
@@ -122,8 +122,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Reads the layout; `None` if none was ever written, so that [`Layout::first`] applies.
     fn layout(&self) -> BoxFuture<'_, Result<Option<Layout>, StoreError>>;
 
-    /// Replaces the layout: writes `layout` if the stored one is still `seen`. Returns whether `layout`
-    /// is what is stored now.
+    /// Replaces the layout: writes `layout` if the stored one is still `seen`. Returns whether
+    /// `layout` is what is stored now.
     fn set_layout(
         &self,
         seen: Option<Layout>,
@@ -151,8 +151,9 @@ pub trait Store: fmt::Debug + Send + Sync {
         index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
 
-    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_AGAIN`] buckets before it
-    /// may be forgotten. The cursor never moves back: a lower one than the stored changes nothing.
+    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_AGAIN`]
+    /// buckets before it may be forgotten. The cursor never moves back: a lower one than the stored
+    /// changes nothing.
     fn advance_due_cursor(
         &self,
         index_shard: PartitionId,

@@ -1,4 +1,5 @@
-//! A limit on the memory of a process, by a control group: the kernel kills a process that exceeds it.
+//! A limit on the memory of a process, by a control group: the kernel kills a process that exceeds
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

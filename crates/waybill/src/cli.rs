@@ -4,7 +4,8 @@
 //! configuration.
 //!
 //! Most operator commands are in `waybill-ops`. This crate has those that need the roles or the
-//! command line itself: `workflow`, `config`, `reference`, `schema`, `completions`, `man` and `token`.
+//! command line itself: `workflow`, `config`, `reference`, `schema`, `completions`, `man` and
+//! `token`.
 
 mod reference;
 mod schema;
@@ -44,7 +45,8 @@ Exit codes:
   1  failure
   2  invalid command line or configuration";
 
-/// A saga orchestrator on Kafka and ScyllaDB: each accepted operation completes, is undone, or is parked for a person.
+/// A saga orchestrator on Kafka and ScyllaDB: each accepted operation completes, is undone, or is
+/// parked for a person.
 ///
 /// `waybill up` runs everything in one process, on an embedded broker and store.
 #[derive(Clone, Debug, Parser)]
@@ -393,7 +395,8 @@ pub struct Flags {
     /// process runs them [default: 127.0.0.1:8082]
     #[arg(long, global = true, value_name = "ADDR")]
     pub services: Option<String>,
-    /// Partitions of the operation topics of a new store; see `waybill topics grow` for others [default: 4]
+    /// Partitions of the operation topics of a new store; see `waybill topics grow` for others
+    /// [default: 4]
     #[arg(long, global = true, value_name = "P")]
     pub partitions: Option<u32>,
     /// Shards of each partition in a new store; see `waybill shards` for others [default: 1]

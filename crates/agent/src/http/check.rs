@@ -24,8 +24,8 @@ impl AgentsFile {
     ///
     /// # Errors
     ///
-    /// If an agent does not support a step, if its requests cannot be loaded, or if two have the same
-    /// name.
+    /// If an agent does not support a step, if its requests cannot be loaded, or if two have the
+    /// same name.
     pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
         self.refuse_twins()?;
         let agents = self

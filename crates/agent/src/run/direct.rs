@@ -59,8 +59,8 @@ struct Agent<T> {
 }
 
 impl<T: Send + 'static> DirectAgents<T> {
-    /// Starts agents: names and handlers, which run on the current tokio runtime. `notify` is called from there
-    /// when there are answers to [take](Self::take_answers), and must not block.
+    /// Starts agents: names and handlers, which run on the current tokio runtime. `notify` is
+    /// called from there when there are answers to [take](Self::take_answers), and must not block.
     ///
     /// # Errors
     ///

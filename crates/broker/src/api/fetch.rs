@@ -136,8 +136,8 @@ fn kept_bytes(wanted: &Vec<WantedTopic>) -> usize {
     wanted.capacity() * size_of::<WantedTopic>() + topics.sum::<usize>()
 }
 
-/// Collects into a list that has no room for more. `collect` alone may reuse the allocation of the request's list, of which
-/// little may be left.
+/// Collects into a list that has no room for more. `collect` alone may reuse the allocation of the
+/// request's list, of which little may be left.
 fn collect_exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut list: Vec<T> = items.collect();
     list.shrink_to_fit();

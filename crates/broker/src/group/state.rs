@@ -91,7 +91,8 @@ impl Group {
             + promised.sum::<usize>()
     }
 
-    /// The memory of the member that joins again by `join`, without its assignment; 0 if it is unknown.
+    /// The memory of the member that joins again by `join`, without its assignment; 0 if it is
+    /// unknown.
     pub(crate) fn bytes_of(&self, join: &Join) -> usize {
         let known = self
             .members

@@ -1,8 +1,9 @@
 //! Determines the contents of a partition's directory.
 //!
-//! A closed segment is not read if its valid index fits its length and the next segment's name: its batches are checked
-//! whenever they are read. Everything else, always including the active segment, is read and checked batch by batch.
-//! So a start reads the active segment of each partition.
+//! A closed segment is not read if its valid index fits its length and the next segment's name: its
+//! batches are checked whenever they are read. Everything else, always including the active
+//! segment, is read and checked batch by batch. So a start reads the active segment of each
+//! partition.
 //!
 //! What must hold:
 //!

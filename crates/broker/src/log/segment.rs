@@ -114,8 +114,8 @@ impl SegmentIndex {
         )
     }
 
-    /// A batch at or before the first one with a timestamp of at least `timestamp`: its position and its first
-    /// offset.
+    /// A batch at or before the first one with a timestamp of at least `timestamp`: its position
+    /// and its first offset.
     pub(super) fn batch_before_time(&self, timestamp: i64) -> (u64, i64) {
         self.entry_before(
             self.entries

@@ -331,8 +331,8 @@ impl<T> Queue<T> {
         self.filled.notify_one();
     }
 
-    /// Waits for items, for no longer than `patience` if that is given, and takes them all; `None` when stopped and
-    /// empty.
+    /// Waits for items, for no longer than `patience` if that is given, and takes them all; `None`
+    /// when stopped and empty.
     fn take(&self, patience: Option<Duration>) -> Option<VecDeque<T>> {
         let until = patience.map(|patience| Instant::now() + patience);
         let mut state = locked(&self.state);

@@ -215,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// Whether the store is opened again before its next use, after a write has failed with `error`.
+    /// Whether the store is opened again before its next use, after a write has failed with
+    /// `error`.
     fn is_reopened_after(reopening: &Reopening, error: fjall::Error) -> bool {
         let store = reopening.get().unwrap();
         let before: Weak<Store> = Arc::downgrade(&store);

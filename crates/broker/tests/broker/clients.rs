@@ -380,8 +380,9 @@ async fn assigned(consumers: &[&StreamConsumer], expected: &[usize]) {
     .await;
 }
 
-/// Leaves the group before the client ends. One that ends while its group rebalances can hang for ever: librdkafka drops
-/// the request to give partitions up when the member has just left, and the application waits for its reply.
+/// Leaves the group before the client ends. One that ends while its group rebalances can hang for
+/// ever: librdkafka drops the request to give partitions up when the member has just left, and the
+/// application waits for its reply.
 async fn leave(consumer: StreamConsumer) {
     consumer.unsubscribe();
     assigned(&[&consumer], &[0]).await;

@@ -1,6 +1,6 @@
 //! The same requests to the embedded broker and to Apache Kafka, frame by frame: they must get the
-//! same answers, but for those that a test lists as different, with the reason. A difference that has
-//! gone must leave its list.
+//! same answers, but for those that a test lists as different, with the reason. A difference that
+//! has gone must leave its list.
 //!
 //! Apache Kafka is the one that `WAYBILL_TEST_BROKERS` names (`HOST:PORT`). Without it these are
 //! skipped.

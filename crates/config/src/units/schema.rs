@@ -1,5 +1,5 @@
-//! The JSON Schemas of the units. A pattern accepts every spelling that the parser accepts; only the parser knows the
-//! maximum.
+//! The JSON Schemas of the units. A pattern accepts every spelling that the parser accepts; only
+//! the parser knows the maximum.
 
 use std::borrow::Cow;
 

@@ -93,7 +93,8 @@ async fn transfers_do_not_deadlock() {
 
 #[tokio::test]
 async fn requests_that_need_more_than_half_do_not_deadlock() {
-    // As two of the largest control requests do at the lowest limit, which is twice what each needs beyond its own size.
+    // As two of the largest control requests do at the lowest limit, which is twice what each needs
+    // beyond its own size.
     let buffers = Buffers::new(16 * MIB);
     let mut waiting = JoinSet::new();
     for _ in 0..8 {

@@ -1,8 +1,9 @@
 //! The files that hold entries: verifies the parts that opening reads, and restores them.
 //!
-//! A file is an archive: data blocks first, then the sections that are needed to find them. A block in those is `"LSM\x03" ·
-//! kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all
-//! of this u32`, and the rest.
+//! A file is an archive: data blocks first, then the sections that are needed to find them. A block
+//! in those is
+//! `"LSM\x03" · kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all of this u32`,
+//! and the rest.
 
 use std::fs::File;
 use std::io;

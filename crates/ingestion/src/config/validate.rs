@@ -12,7 +12,8 @@ use waybill_http::limits;
 use super::HttpConfig;
 use crate::settings::IngestionSettings;
 
-/// Waiting lines of a batch, and remembered requests: with more, the process would run out of memory later.
+/// Waiting lines of a batch, and remembered requests: with more, the process would run out of
+/// memory later.
 const RECORDS_MAX: usize = 10_000_000;
 /// Requests that wait for the broker: clients send some concurrently.
 const QUEUE_RECORDS: RangeInclusive<usize> = 16..=RECORDS_MAX;

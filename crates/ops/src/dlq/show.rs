@@ -23,8 +23,8 @@ const LINE_BYTES: usize = 16;
 /// The arguments of `waybill dlq show`.
 #[derive(Clone, Debug, Args)]
 pub struct ShowArgs {
-    /// The dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name of its source topic or
-    /// dead-letter topic
+    /// The dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name
+    /// of its source topic or dead-letter topic
     #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
     /// After TOPIC: the partition of the dead letter

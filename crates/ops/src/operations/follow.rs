@@ -1,6 +1,7 @@
 //! Follows an operation after a verb.
 //!
-//! Its history says whether the scheduler has applied the verb; its state says the result once nothing is left to do.
+//! Its history says whether the scheduler has applied the verb; its state says the result once
+//! nothing is left to do.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A verb for many operations: a few first, then the others at a bounded rate, with a halt when they fail again.
+//! A verb for many operations: a few first, then the others at a bounded rate, with a halt when
+//! they fail again.
 //!
 //! What must hold: an operation counts as done only once its result was seen; at most
 //! [`FOLLOWED_MAX`] have an unknown result; the command may be stopped and run again, because what

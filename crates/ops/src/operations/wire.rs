@@ -1,5 +1,5 @@
-//! The answers of the API that are read in another form than they are written: pages, whose items are shown as they are,
-//! and problems. The others are in `waybill_api::view`.
+//! The answers of the API that are read in another form than they are written: pages, whose items
+//! are shown as they are, and problems. The others are in `waybill_api::view`.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

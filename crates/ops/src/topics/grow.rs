@@ -1,7 +1,8 @@
-//! `waybill topics grow` and `shrink`: changes the number of partitions of the operation topics without downtime.
+//! `waybill topics grow` and `shrink`: changes the number of partitions of the operation topics
+//! without downtime.
 //!
-//! On a cluster this command does the work. The embedded store belongs to the process of `up`, which does it on
-//! request over its admin port.
+//! On a cluster this command does the work. The embedded store belongs to the process of `up`,
+//! which does it on request over its admin port.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -6,8 +6,9 @@
 //! {"end":{"operations":1}}
 //! ```
 //!
-//! Times within operations are microseconds since the Unix epoch. `created` never changes and `state` does; their
-//! fields are those of the engine. Inputs, which are JSON themselves, are texts.
+//! Times within operations are microseconds since the Unix epoch. `created` never changes and
+//! `state` does; their fields are those of the engine. Inputs, which are JSON themselves, are
+//! texts.
 
 use std::sync::Arc;
 

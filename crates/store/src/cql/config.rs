@@ -14,7 +14,8 @@ pub struct CqlConfig {
     /// Some of the cluster's nodes, `host` or `host:port` (default port: 9042). The driver
     /// discovers the others.
     pub contact_points: Vec<String>,
-    /// The keyspace: a lower-case letter, then up to 47 of `a-z`, `0-9` and `_`. Default: `waybill`.
+    /// The keyspace: a lower-case letter, then up to 47 of `a-z`, `0-9` and `_`. Default:
+    /// `waybill`.
     pub keyspace: String,
     /// The datacentre whose replicas are read and written. Required if there are several: the
     /// schedulers of one keyspace run in one datacentre. Default: the only one.

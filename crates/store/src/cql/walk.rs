@@ -134,8 +134,8 @@ impl Walk {
         Ok(spent)
     }
 
-    /// Looks at the entries of one day and index shard. Returns how many were removed, and how many are
-    /// left.
+    /// Looks at the entries of one day and index shard. Returns how many were removed, and how many
+    /// are left.
     async fn walk_partition(
         &self,
         index_shard: i64,

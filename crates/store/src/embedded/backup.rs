@@ -164,7 +164,8 @@ impl EmbeddedRestore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Corrupt`] if there is no such table, [`StoreError::Unavailable`] if the disk fails.
+    /// [`StoreError::Corrupt`] if there is no such table, [`StoreError::Unavailable`] if the disk
+    /// fails.
     pub fn put(&mut self, table: &str, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let all = self.tables.all();
         let Some((_, keyspace)) = all.into_iter().find(|(name, _)| *name == table) else {

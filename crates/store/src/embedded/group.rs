@@ -248,7 +248,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Replaces the layout if the newest is exactly `seen`. Returns whether `layout` is the newest now.
+    /// Replaces the layout if the newest is exactly `seen`. Returns whether `layout` is the newest
+    /// now.
     pub(super) fn set_layout(
         &mut self,
         seen: Option<&Layout>,

@@ -30,7 +30,8 @@ use crate::StoreError;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How much must be free on the file system before that: less would be used up by the next flush.
 const ROOM_MIN: u64 = 16 << 20;
-/// A write that fails again within this time though there is room has the same cause: a disk that fails, or a damaged file.
+/// A write that fails again within this time though there is room has the same cause: a disk that
+/// fails, or a damaged file.
 const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// How long to wait for readers of the old tables.
 const READERS_PATIENCE: Duration = Duration::from_millis(500);

@@ -549,7 +549,8 @@ impl Tables {
             .collect()
     }
 
-    /// Reads up to `limit` keys of an index shard's deadline entries from `from` on and before `until`.
+    /// Reads up to `limit` keys of an index shard's deadline entries from `from` on and before
+    /// `until`.
     pub(super) fn due_keys(
         &self,
         index_shard: PartitionId,

@@ -1,8 +1,8 @@
 //! The contract of every [`Store`], whatever holds its rows.
 //!
 //! An implementation defines in [`Subject`] how it is opened, and runs every rule with
-//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and index shards of their
-//! own, so that they may share one database.
+//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and index shards of
+//! their own, so that they may share one database.
 
 pub mod attention;
 pub mod corrupt;

@@ -446,7 +446,8 @@ async fn a_changed_byte_in_a_journal_is_detected() {
     assert!(read.iter().all(|row| matches!(row, Ok(Some(_)))));
 }
 
-/// Its damaged rows stay unreadable, though older states of them could be read, and all others are as they were.
+/// Its damaged rows stay unreadable, though older states of them could be read, and all others are
+/// as they were.
 #[tokio::test]
 async fn a_store_stopped_by_a_damaged_block_is_rebuilt_from_its_readable_data() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,7 +18,8 @@ const INDEX_SHARD: PartitionId = PartitionId(0);
 /// How many rows have a newer state in the journal.
 const IN_JOURNAL: usize = 20;
 
-/// A store that was flushed and compacted, has copies of its small files, and entries that are in its journal alone.
+/// A store that was flushed and compacted, has copies of its small files, and entries that are in
+/// its journal alone.
 struct Sample {
     dir: tempfile::TempDir,
     ids: Vec<OperationId>,
@@ -380,7 +381,8 @@ async fn a_missing_file_is_restored_or_reported() {
                 "record of the journals" => Outcome::Whole,
                 _ => wanted,
             };
-            // Without `current` it cannot be said which manifest is missing, and the other way round.
+            // Without `current` it cannot be said which manifest is missing, and the other way
+            // round.
             let outcome = sample.outcome(dir.path(), file.parent().unwrap()).await;
             assert_eq!(outcome, wanted, "{}", file.display());
         }

@@ -5,8 +5,9 @@
 //! when it is produced, within the topic's `max.message.bytes`, like Kafka with
 //! `compression.type=uncompressed`.
 //!
-//! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy (bare, or in the blocks
-//! of the Java library [xerial](https://github.com/xerial/snappy-java)), LZ4 frames and Zstandard.
+//! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy
+//! (bare, or in the blocks of the Java library [xerial](https://github.com/xerial/snappy-java)),
+//! LZ4 frames and Zstandard.
 
 use std::io::Read;
 
@@ -34,8 +35,8 @@ const ZSTD: i16 = 4;
 ///
 /// # Errors
 ///
-/// If its records cannot be decompressed, are not as many as the header says, or would make a batch of more than
-/// `bytes_max`.
+/// If its records cannot be decompressed, are not as many as the header says, or would make a batch
+/// of more than `bytes_max`.
 pub fn uncompressed(
     header: &BatchHeader,
     batch: &Bytes,

@@ -11,8 +11,8 @@ use crate::common::*;
 
 const SYNCED: [(&str, &str); 1] = [("flush.messages", "1")];
 
-/// Fills topic `t` with `count` batches of one record each and stops the broker as `kill -9` would, as far as its
-/// files tell: without indexes.
+/// Fills topic `t` with `count` batches of one record each and stops the broker as `kill -9` would,
+/// as far as its files tell: without indexes.
 async fn filled(dir: &Path, settings: &[(&str, &str)], count: usize) {
     let broker = broker(dir).await;
     let mut wire = Wire::connect(broker.address()).await;

@@ -159,7 +159,8 @@ async fn a_partial_request_holds_a_connection_for_a_bounded_time() {
     }
 }
 
-/// A fetch of some partitions of a topic, each named so often, that waits for as long as the broker allows.
+/// A fetch of some partitions of a topic, each named so often, that waits for as long as the broker
+/// allows.
 fn long_fetch(topic: &str, partitions: i32, times: usize) -> FetchRequest {
     let mut request = fetch_request(topic, 0).with_max_wait_ms(i32::MAX);
     let asked = &mut request.topics[0].partitions;

@@ -24,7 +24,8 @@ async fn small_broker(dir: &std::path::Path) -> Broker {
     .await
 }
 
-/// Connections on each of which a request of API `key` was announced, of which `sent` bytes were sent.
+/// Connections on each of which a request of API `key` was announced, of which `sent` bytes were
+/// sent.
 async fn announced(
     broker: &Broker,
     count: usize,
@@ -124,7 +125,8 @@ async fn a_slow_request_holds_no_memory_that_others_need() {
     assert!(broker.shutdown().await);
 }
 
-/// Twenty connections that do not read the answers to their fetches, which are more than sockets take.
+/// Twenty connections that do not read the answers to their fetches, which are more than sockets
+/// take.
 async fn unread(broker: &Broker, request: &FetchRequest) -> Vec<Wire> {
     let mut unread = Vec::new();
     for _ in 0..20 {

@@ -20,7 +20,8 @@ const GROUPS: usize = 10;
 /// connection, and is sent again.
 const REQUEST_BYTES_MIN: ByteSize = ByteSize::mib(2);
 
-/// Reports the first limit that leaves too little for Waybill's own roles, without the topics of agents.
+/// Reports the first limit that leaves too little for Waybill's own roles, without the topics of
+/// agents.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let broker = &config.broker;
     for (key, bound) in [
