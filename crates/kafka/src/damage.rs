@@ -130,7 +130,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Notes that records of this kind were met. Returns whether undecodable ones were met there
+    /// Notes records of this kind. Returns whether undecodable ones were met there
     /// before.
     fn is_repeated(
         &mut self,

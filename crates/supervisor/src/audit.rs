@@ -7,11 +7,10 @@
 //!
 //! What must hold:
 //!
-//! * **The audit is never the normal way to wake an operation.** An operation counts as unwoken
-//!   only if its due time is further behind the sweep cursor than a sweep looks back, or was set by
-//!   a clock that was ahead; if the same held one round earlier; and if its scheduler has done
-//!   every recovery that was in the topic then. The audit ignores operations whose scheduler is
-//!   stopped, blocked or slow.
+//! * **The audit is an exception.** An operation counts as unwoken only if its due time is further
+//!   behind the sweep cursor than a sweep looks back, or was set by a clock that was ahead; if the
+//!   same held one round earlier; and if its scheduler has done every recovery that was in the
+//!   topic then. The audit ignores operations whose scheduler is stopped, blocked or slow.
 //! * **Waking is idempotent.** The audit sends the recovery that the sweep would have sent. It
 //!   names the attempt in the row, and the scheduler writes the index entry again.
 //! * **A row that cannot be read is reported.** The audit cannot tell whether anything would wake
@@ -457,10 +456,7 @@ mod tests {
             ends: HashMap::from([(own, Offset(7)), (other, Offset(3))]),
         };
         assert!(suspects.had(&row, at(99)));
-        assert!(
-            !suspects.had(&row, at(98)),
-            "the due time moved in the meantime"
-        );
+        assert!(!suspects.had(&row, at(98)), "the due time moved");
         assert!(!Suspects::default().had(&row, at(99)));
         let done = |own_done, other_done| {
             HashMap::from([(own, Offset(own_done)), (other, Offset(other_done))])

@@ -2,8 +2,8 @@
 //! checkpoint, and what these wait for.
 //!
 //! A checkpoint is the offset below which everything is done, so the longest-running operation
-//! holds it. That does no harm while later requests are consumed and finished; a restart reads them
-//! again.
+//! holds it. That is harmless while later requests are consumed and finished; a restart rereads
+//! them.
 //!
 //! Ownership and checkpoints come from the state store, end offsets and requests from the topic,
 //! and operations from the API. The command changes nothing and joins no group.
