@@ -28,8 +28,8 @@ pub struct Rate {
 /// The rate limits of tenants.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TenantRates {
-    /// For each tenant without its own limit; requests without a tenant count as one. `None`:
-    /// no limit.
+    /// For each tenant without its own limit; requests without a tenant count as one. `None`: no
+    /// limit.
     pub each: Option<Rate>,
     /// The limits of single tenants, by name.
     pub named: BTreeMap<String, Rate>,

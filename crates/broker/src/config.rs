@@ -69,8 +69,8 @@ pub struct BrokerConfig {
     /// The maximum size on disk of each of the two request topics. At the limit, ingestion answers
     /// 503.
     pub requests_disk_bytes_max: ByteSize,
-    /// The maximum size on disk of the recovery topic. At the limit, verbs get 503, and
-    /// the supervisor retries later.
+    /// The maximum size on disk of the recovery topic. At the limit, verbs get 503, and the
+    /// supervisor retries later.
     pub recoveries_disk_bytes_max: ByteSize,
 }
 

@@ -4,8 +4,8 @@
 //! refuse all others: maximums of units and rules that span several keys are only in the program.
 //!
 //! Deliberately absent: other forms that the YAML parser accepts, such as a section without keys,
-//! or a number instead of a text. An editor marks these. If such a value is usual, the
-//! field's schema allows it.
+//! or a number instead of a text. An editor marks these. If such a value is usual, the field's
+//! schema allows it.
 
 use std::borrow::Cow;
 

@@ -213,8 +213,7 @@ impl Advance<'_> {
         !is_undo && others.sum::<usize>() + pair_bytes(outputs) > OUTPUTS_BYTES_MAX
     }
 
-    /// Ends forward progress now if a failed or unattempted step would wait past the
-    /// deadline.
+    /// Ends forward progress now if a failed or unattempted step would wait past the deadline.
     fn give_up_if_late(&mut self, index: usize) {
         let is_forward =
             self.state.state == ProcessState::Processing && !self.state.awaits_decision();

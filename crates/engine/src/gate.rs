@@ -4,8 +4,8 @@
 //! A throttled attempt waits in its operation, with a time to check again, and does not count as a
 //! failure. The gates are in the engine's memory only: a new owner starts with open gates.
 //!
-//! Waiting attempts check again one after the other: each gets its own instant, so that
-//! thousands of them cost no more checks per second than a few.
+//! Waiting attempts check again one after the other: each gets its own instant, so that thousands
+//! of them cost no more checks per second than a few.
 //!
 //! What must hold: each throttled attempt gets a time to check again, at most [`WAIT_MAX`] after
 //! the gate may be open. Retries are admitted at a minimum rate even without other traffic. So no

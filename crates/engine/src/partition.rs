@@ -2,8 +2,8 @@
 //!
 //! [`PartitionEngine::apply`] changes operations in memory. [`PartitionEngine::take_batch`] returns
 //! the effects as one ordered list of commands. The scheduler's loop executes the list (durable
-//! first, then sent) and reports [`Event::Settled`]. Only then are the records after the list
-//! done, and the checkpoint may pass them.
+//! first, then sent) and reports [`Event::Settled`]. Only then are the records after the list done,
+//! and the checkpoint may pass them.
 //!
 //! What must hold:
 //!

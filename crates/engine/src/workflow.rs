@@ -2,8 +2,8 @@
 //! that running operations need no such checks.
 //!
 //! What must hold for every [`Workflow`]: each step follows all its dependencies in the order of
-//! steps, and a condition reads only a step that is certain to have ended. Sets of steps
-//! are bits of a `u64`, so there are at most 64 steps.
+//! steps, and a condition reads only a step that is certain to have ended. Sets of steps are bits
+//! of a `u64`, so there are at most 64 steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

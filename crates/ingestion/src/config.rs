@@ -27,8 +27,8 @@ pub struct HttpConfig {
     /// The certificate of the listener.
     pub tls: TlsConfig,
     /// The host names that the listener answers for without authentication, in addition to IP
-    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach
-    /// it through its own host name (DNS rebinding).
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach it
+    /// through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
@@ -95,8 +95,7 @@ pub struct HttpConfig {
     /// Open streams of operation events; further ones get 503. Less than `connectionsMax` and
     /// `requestsMax`.
     pub event_streams_max: usize,
-    /// Lists of operations that may be in progress or queued; further ones get 503. 0 allows
-    /// none.
+    /// Lists of operations that may be in progress or queued; further ones get 503. 0 allows none.
     pub lists_max: usize,
     /// The rate limits of each tenant at this process.
     pub tenant_limits: TenantLimitsConfig,

@@ -7,8 +7,8 @@
 //! The tenant is that of the token, because a client could put any name into a request. Callers
 //! without a token, and callers with a token for all tenants, count as one tenant.
 //!
-//! The permit of a client that sends slowly is revoked if another request does not fit, even one
-//! of the same tenant: a few bytes per second must not keep memory from others.
+//! The permit of a client that sends slowly is revoked if another request does not fit, even one of
+//! the same tenant: a few bytes per second must not keep memory from others.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

@@ -130,8 +130,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Notes records of this kind. Returns whether undecodable ones were met there
-    /// before.
+    /// Notes records of this kind. Returns whether undecodable ones were met there before.
     fn is_repeated(
         &mut self,
         topic: &str,

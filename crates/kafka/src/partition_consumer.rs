@@ -49,8 +49,8 @@ pub struct ConsumerOptions {
     pub queue_kib_max: u32,
     /// Approximate limit of prefetched records per partition. Default 10,000.
     pub queue_records_max: u32,
-    /// The longest that the broker may hold back an empty fetch: it sends records that arrive
-    /// in the meantime immediately. Default 500 ms.
+    /// The longest that the broker may hold back an empty fetch: it sends records that arrive in
+    /// the meantime immediately. Default 500 ms.
     pub fetch_wait_max: Duration,
 }
 
@@ -416,8 +416,8 @@ impl PartitionConsumer {
     }
 
     /// The offsets (of the next record to read) that the group of
-    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` if
-    /// it has committed none. Queries as lag tools do, and joins no group. Blocks up to `timeout`.
+    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` if it
+    /// has committed none. Queries as lag tools do, and joins no group. Blocks up to `timeout`.
     pub fn committed(
         &self,
         partitions: &[(&str, PartitionId)],

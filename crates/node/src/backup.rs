@@ -5,10 +5,10 @@
 //! * **Store and logs are of one instant.** Commits of the store pause while snapshots of both are
 //!   taken. No message is sent before its row is written, so every message in the logs has its row
 //!   in the store. A checkpoint follows acknowledgements, so no checkpoint is beyond its log.
-//! * **It contains everything accepted before.** A request gets 202 once it is in its log,
-//!   and the snapshot of the log is taken after the backup was requested.
-//! * **It delays no work for long.** Only the snapshots pause commits; reading does not. A
-//!   client that requests a backup and does not read it loses it.
+//! * **It contains everything accepted before.** A request gets 202 once it is in its log, and the
+//!   snapshot of the log is taken after the backup was requested.
+//! * **It delays no work for long.** Only the snapshots pause commits; reading does not. A client
+//!   that requests a backup and does not read it loses it.
 //! * **A backup is complete or invalid.** It ends with a hash over all other bytes (`file`), and
 //!   restored data gets its final name once all of it is on disk (`restore`).
 //!

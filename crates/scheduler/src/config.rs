@@ -28,16 +28,16 @@ pub struct SchedulerConfig {
     pub in_flight_max: usize,
     /// Their total size.
     pub in_flight_bytes_max: ByteSize,
-    /// Requests that are read ahead of admission, from each of the two request topics, over
-    /// all partitions of the process. They are admitted fairly among tenants, and high-priority
+    /// Requests that are read ahead of admission, from each of the two request topics, over all
+    /// partitions of the process. They are admitted fairly among tenants, and high-priority
     /// requests first (highPriorityWeight).
     pub read_ahead_max: usize,
     /// Their total size, for each topic.
     pub read_ahead_bytes_max: ByteSize,
-    /// Requests that are tracked, from each of the two request topics, over all partitions of
-    /// the process: requests that wait, that are in progress, or that are done while an earlier one
-    /// is not (a restart reads these again). At the limit, the scheduler stops reading the topic
-    /// until the request that holds the checkpoint is done or handed off.
+    /// Requests that are tracked, from each of the two request topics, over all partitions of the
+    /// process: requests that wait, that are in progress, or that are done while an earlier one is
+    /// not (a restart reads these again). At the limit, the scheduler stops reading the topic until
+    /// the request that holds the checkpoint is done or handed off.
     pub tracked_requests_max: usize,
     /// How many high-priority requests are admitted for each normal one, while both wait.
     pub high_priority_weight: u32,

@@ -6,10 +6,10 @@
 //!
 //! Finding every entry does not depend on clocks, though. Once the cursor is durable, the buckets
 //! that it passed are read one last time. The writer of an entry reads the cursor afterwards, and
-//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last
-//! read finds every entry that was visible before the cursor was durable, and the writer of a later
-//! one sees the cursor. A new sweep also reads the buckets that its predecessor might not have read
-//! a last time.
+//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last read
+//! finds every entry that was visible before the cursor was durable, and the writer of a later one
+//! sees the cursor. A new sweep also reads the buckets that its predecessor might not have read a
+//! last time.
 //!
 //! Handled entries are remembered until the last read.
 

@@ -211,8 +211,8 @@ impl<'a> Harness<'a> {
         self.transcript.get(id).outcome().cloned()
     }
 
-    /// Requests an action as a scheduler does: in more attempts while the outcome is undecided.
-    /// An attempt without an answer ends it.
+    /// Requests an action as a scheduler does: in more attempts while the outcome is undecided. An
+    /// attempt without an answer ends it.
     pub(super) fn ask(
         &mut self,
         operation: OperationId,

@@ -67,8 +67,7 @@ pub(super) struct NoRoom<S> {
 }
 
 impl<S> NoRoom<S> {
-    /// For work that has waited too long. Most of the work after it is as old, and is refused
-    /// soon.
+    /// For work that has waited too long. Most of the work after it is as old, and is refused soon.
     pub(super) fn too_late(work: Work<S>) -> Self {
         Self {
             work,

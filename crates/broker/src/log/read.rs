@@ -95,8 +95,8 @@ impl Partition {
         Ok(cursor.end - cursor.position)
     }
 
-    /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`,
-    /// but the first one even if it is larger, if `first_whole` is set.
+    /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`, but
+    /// the first one even if it is larger, if `first_whole` is set.
     pub(crate) fn read(
         &self,
         offset: i64,

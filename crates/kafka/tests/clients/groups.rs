@@ -178,8 +178,8 @@ pub(crate) fn committed(
         .unwrap();
     let mut asked = TopicPartitionList::new();
     asked.add_partition(topic, partition);
-    // A new broker creates its storage for offsets on the first request, and answers with errors
-    // in the meantime.
+    // A new broker creates its storage for offsets on the first request, and answers with errors in
+    // the meantime.
     let deadline = Instant::now() + PATIENCE;
     let found = loop {
         match consumer.committed_offsets(asked.clone(), PATIENCE) {

@@ -25,8 +25,8 @@ pub struct AdminConfig {
     /// The certificate of the listener.
     pub tls: TlsConfig,
     /// The host names that the listener answers for without authentication, in addition to IP
-    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach
-    /// it through its own host name (DNS rebinding).
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach it
+    /// through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
     /// The limit on open connections. A new one replaces a slow or idle one, or waits
     /// if there is none.

@@ -65,8 +65,7 @@ enum What {
         /// The number of operations to show for each shard
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// The output format; JSON has a line for each shard, and one for its high-priority
-        /// requests
+        /// The output format; JSON has a line per shard, and one for its high-priority requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },

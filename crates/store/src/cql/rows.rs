@@ -68,8 +68,8 @@ pub(super) struct Rows {
 /// The server's own ids (UUIDv7) contain their time of creation. Those of some seconds share a few
 /// slots, so that operations in progress at the same time are stored together, and a slot stops
 /// growing after its time. At 5,000 operations per second a slot holds 2,500 rows. A caller's id
-/// (UUIDv5) contains no time and has its own slot. Slots of the former are not negative, those
-/// of the latter are.
+/// (UUIDv5) contains no time and has its own slot. Slots of the former are not negative, those of
+/// the latter are.
 fn slot(id: OperationId) -> i64 {
     if id.0.get_version_num() == 7 {
         let (high, _) = id.0.as_u64_pair();
