@@ -484,7 +484,7 @@ impl Poller {
         }
     }
 
-    /// Continues behind records that no client can decode and at which the client has stopped. A
+    /// Continues after records that no client can decode and at which the client has stopped. A
     /// dead letter describes them, and the checkpoint passes them.
     fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
         let Some((source, assigned)) = self.stopped(log) else {
