@@ -1,4 +1,4 @@
-# Waybill as an image, and its load generator as another one, from one build:
+# The image of Waybill, and the image of its load generator, from one build:
 #
 #   docker build --tag waybill:0.1.0 .
 #   docker build --tag waybill-loadtest:0.1.0 --target loadtest .
@@ -6,11 +6,11 @@
 # All stages have the same release of Debian, because the program links the libraries that the last stage installs.
 # `.ci/dockerfile` checks this, and `.ci/containers` builds and runs the images. docs/deployment.md describes how to run them.
 
-# Without access to a registry, name base images of your own: docker build --build-arg RUST_IMAGE=… --build-arg BASE_IMAGE=… .
+# Without access to a registry, name your own base images: docker build --build-arg RUST_IMAGE=… --build-arg BASE_IMAGE=… .
 # The toolchain that the tests run with.
 ARG RUST_IMAGE=rust:1.95.0-slim-bookworm@sha256:d7482085ff5b415f84dba5647ae71606650bdef00db7aeb69f4b3d170c3e4082
 ARG BASE_IMAGE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
-# Where the programs come from: the stage that builds them, or an image that has them in /out.
+# The source of the programs: the stage that builds them, or an image that has them in /out.
 ARG PROGRAMS=build
 
 FROM ${RUST_IMAGE} AS build
@@ -34,10 +34,10 @@ RUN --mount=type=cache,id=waybill-registry,target=/usr/local/cargo/registry,shar
 # hadolint ignore=DL3006
 FROM ${PROGRAMS} AS programs
 
-# The libraries that the program links beside the C library, and the certificates that it trusts.
+# The libraries that the program links in addition to the C library, and the certificates that it trusts.
 FROM ${BASE_IMAGE} AS runtime
-# The data directory belongs to the image's user, and to group 0: OpenShift runs containers as a user of that group that
-# nobody knows before.
+# The data directory belongs to the image's user, and to group 0: OpenShift runs containers as a user of that group with an
+# arbitrary id.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates libssl3 zlib1g \
@@ -69,7 +69,7 @@ ENV WAYBILL_DATA_DIR=/var/lib/waybill
 VOLUME /var/lib/waybill
 WORKDIR /var/lib/waybill
 EXPOSE 8080 8081
-# A scheduler that starts after another one was killed waits for its lease. Kubernetes ignores this and has probes.
+# A scheduler that starts after another one was killed waits for the lease. Kubernetes ignores this and uses probes.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=12 CMD ["waybill", "ready"]
 ENTRYPOINT ["waybill"]
 # Everything in one process. The API and the admin port listen on the container's addresses, so that they can be published.

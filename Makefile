@@ -1,15 +1,15 @@
-# The two commands of a fresh machine: `make run` and `make test`. Both install what is missing.
+# The two commands for a fresh machine: `make run` and `make test`. Both install missing packages.
 # `make test-full` adds the tests on Apache Kafka and Apache Cassandra, `make test-brokers` runs the one on
-# three brokers of which one after the other is killed, and `make test-upgrades` the ones that mix this version with an
+# three brokers that are killed one after the other, and `make test-upgrades` those that mix this version with an
 # earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
 # role: half an hour, most of it the build. `make test-kubernetes` applies k8s/ to an API server, which it builds, and
 # `make test-newcomer` follows README.md on a bare Debian. `make kafka`, `make cassandra`
-# and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
-# every role on them. `make loadtest` measures everything that there are goals for: docs/loadtest.md. `make docs` builds the
+# and `make cluster` start these servers until Ctrl-C; `make run-cluster` runs two processes of
+# every role on them. `make loadtest` measures all goals: docs/loadtest.md. `make docs` builds the
 # pages of docs/ as a book in target/book, and checks its links.
 
 # Ports of `make kafka`, `make cassandra` and `make cluster`, and where they keep their data; without
-# SERVERS_DIR it is gone when they are stopped.
+# SERVERS_DIR it is deleted when they are stopped.
 KAFKA_PORT ?= 9092
 CQL_PORT ?= 9042
 SERVERS_DIR ?=

@@ -1,11 +1,11 @@
-"""Applies what k8s/ renders to on a Kubernetes API server, and checks what no schema shows.
+"""Applies the rendered k8s/ to a Kubernetes API server, and checks requirements that no schema expresses.
 
-    apply.py manifests FORM DIRECTORY [CRDS...]     without controllers: nothing else changes what was applied
+    apply.py manifests FORM DIRECTORY [CRDS...]     without controllers: nothing else changes the applied objects
     apply.py controllers FORM DIRECTORY [CRDS...]   with kube-controller-manager, in place of nodes a stand-in that reports every
                                                     pod as ready, and every pod of a Job as succeeded
 
-FORM is `all`, or `short` for each overlay alone and with all of its components. `kubectl` is the one on the PATH, KUBECONFIG leads
-to the server, and DIRECTORY is for files. CRDS are directories with definitions of kinds. Ends with 1 at the first check that fails.
+FORM is `all`, or `short` for each overlay alone and with all of its components. `kubectl` is the one on the PATH, KUBECONFIG names
+the server, and DIRECTORY is for files. CRDS are directories with definitions of kinds. Exits with 1 at the first check that fails.
 """
 
 import copy
@@ -27,7 +27,7 @@ import yaml
 import renders
 
 NAMESPACE = "waybill"
-# Other namespaces with objects, which are not Waybill's to create.
+# Other namespaces with objects, which Waybill does not create.
 OTHERS = ["kafka", "scylla"]
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
 STRICT = ["--validate=strict", "--warnings-as-errors"]
@@ -55,7 +55,7 @@ def main():
 
 
 def kubectl(*arguments, stdin=None, check=True):
-    """Runs kubectl and returns what it printed, both streams in one. With `check` off, also how it ended."""
+    """Runs kubectl and returns its output, both streams in one. With `check` off, also its exit code."""
     if isinstance(stdin, list):
         stdin = yaml.safe_dump_all(stdin)
     command = ["kubectl", *map(str, arguments)]
@@ -68,7 +68,7 @@ def kubectl(*arguments, stdin=None, check=True):
 
 
 def refused(why, *arguments, stdin=None):
-    """Runs what the server must refuse, for this reason, and returns what kubectl printed."""
+    """Runs a command that the server must refuse for this reason, and returns kubectl's output."""
     code, said = kubectl(*arguments, stdin=stdin, check=False)
     expect(code != 0 and why in said, f"`kubectl {' '.join(arguments)}` must fail with '{why}', and ended with {code}:\n{said}")
     return said
@@ -178,7 +178,7 @@ def without_namespaces(objects):
 
 
 def apply_twice(name, objects):
-    # First, as docs/own-workflow-kubernetes.md does: the namespace decides whether the server warns of the pods.
+    # First, as in docs/own-workflow-kubernetes.md: the namespace determines whether the server warns about the pods.
     kubectl(*SERVER_SIDE, "-f", "-", stdin=[thing for thing in objects if thing["kind"] == "Namespace"])
     kubectl(*SERVER_SIDE, "-f", "-", stdin=objects)
     first = versions(objects)
@@ -191,18 +191,18 @@ def apply_twice(name, objects):
 
 
 def versions(objects):
-    """The resource version of each object, which any change of it makes another."""
+    """The resource version of each object, which changes with the object."""
     found = json.loads(kubectl("get", "-o", "json", "-f", "-", stdin=objects))
     return {named(thing): thing["metadata"]["resourceVersion"] for thing in found.get("items", [found])}
 
 
 def remove(objects):
-    # Without its controller, a namespace would never go.
+    # Without its controller, a namespace would never be deleted.
     kubectl("delete", "--ignore-not-found", "-f", "-", stdin=without_namespaces(objects))
 
 
 def pod_of(workload):
-    """A pod as its controller would make it."""
+    """A pod as its controller would create it."""
     template = copy.deepcopy(workload["spec"]["template"])
     template["metadata"] |= {"name": f"{workload['metadata']['name']}-check", "namespace": NAMESPACE}
     return {"apiVersion": "v1", "kind": "Pod", **template}
@@ -213,7 +213,7 @@ def admit_pod(workload):
 
 
 def check_refusals(directory, known):
-    """Whether the server refuses what it must: without that, its consent means nothing."""
+    """Checks that the server refuses invalid objects: otherwise its acceptance would prove nothing."""
     objects, _ = rendered(directory, "overlays/trial", [], known)
     kubectl(*SERVER_SIDE, "-f", "-", stdin=objects)
     workload = select(objects, "Deployment", "waybill-ingestion")
@@ -236,7 +236,7 @@ def check_refusals(directory, known):
 
 
 def check_documented_changes(directory, known):
-    """What docs/deployment.md says of upgrades, changed files and more partitions."""
+    """The statements of docs/deployment.md about upgrades, changed files and more partitions."""
     objects, _ = rendered(directory, "overlays/production", [], known)
     apply_twice("overlays/production", objects)
 
@@ -267,7 +267,7 @@ def check_documented_changes(directory, known):
 
 
 def check_replaced_job(change, objects):
-    """Applies what has another Job: everything else is taken at once, and the Job once the old one is deleted."""
+    """Applies objects with a changed Job: all others are accepted immediately, and the Job once the old one is deleted."""
     said = refused("field is immutable", *SERVER_SIDE, "-f", "-", stdin=objects)
     failed = re.findall(r'"([\w.-]+)" is invalid', said)
     expect(set(failed) == {"waybill-prepare"}, f"{change}: the server refuses {failed}:\n{said}")
@@ -276,7 +276,7 @@ def check_replaced_job(change, objects):
 
 
 def check_other_managers(directory, known):
-    """Whether applying again leaves alone what others set, and does not leave alone what is Waybill's."""
+    """Whether applying again keeps the fields that others set, and resets Waybill's own."""
     if "keda.sh/v1alpha1 ScaledObject" not in known:
         print("SKIPPED: scaling by others was NOT checked: KEDA's definitions are not there", flush=True)
         return
@@ -300,16 +300,16 @@ def check_other_managers(directory, known):
 
 
 def check_client_side(directory, known):
-    """`kubectl apply -k`, as docs/deployment.md has it: the second time, nothing changes."""
+    """`kubectl apply -k`, as in docs/deployment.md: the second run changes nothing."""
     for overlay, components in renders.offered():
         name = renders.name_of(overlay, components)
         objects, missing = rendered(directory, overlay, components, known)
-        # The directory itself where the server knows all of it, as a person gives it.
+        # The directory itself, as a person passes it, if the server knows all of its kinds.
         source = ["-k", renders.write_kustomization(directory, overlay, components)] if not missing else ["-f", "-"]
         stdin = None if not missing else objects
         kubectl("apply", *STRICT, *source, stdin=stdin)
         first = versions(objects)
-        # It says `configured` of Deployments and disruption budgets, whose patches are never empty.
+        # kubectl prints `configured` for Deployments and disruption budgets, whose patches are never empty.
         kubectl("apply", *STRICT, *source, stdin=stdin)
         second = versions(objects)
         changed = [thing for thing in first if first[thing] != second[thing]]
@@ -344,7 +344,7 @@ def check_controllers(directory, crds):
 
 
 class StandIn:
-    """Stands in for the nodes of a cluster: reports each pod as running and ready, and each of a Job as succeeded."""
+    """Replaces the nodes of a cluster: reports each pod as running and ready, and each pod of a Job as succeeded."""
 
     def __init__(self):
         config = yaml.safe_load(pathlib.Path(os.environ["KUBECONFIG"]).read_text())
@@ -354,7 +354,7 @@ class StandIn:
         self.headers = {"Authorization": f"Bearer {user['token']}"}
         self.thread = threading.Thread(target=self.run, name="stand-in", daemon=True)
         self.ended, self.failures = threading.Event(), []
-        # Which pods it leaves alone, and the names of those that it reported.
+        # The pods that it does not report, and the names of those that it reported.
         self.withholds, self.reported = lambda name: False, []
 
     def start(self):
@@ -398,7 +398,7 @@ class StandIn:
 
 
 def check_pods(name, objects):
-    """Whether the controllers may make all pods, under a quota with room for what rolling updates add and nothing more."""
+    """Whether the controllers can create all pods, under a quota with room only for the pods that rolling updates add."""
     began = time.monotonic()
     kubectl(*SERVER_SIDE, "-f", "-", stdin=[thing for thing in objects if thing["kind"] == "Namespace"])
     quota, limits = quota_of(objects), {"default": {"cpu": "9", "memory": "9Gi"}, "defaultRequest": {"cpu": "8", "memory": "8Gi"}}
@@ -434,7 +434,7 @@ def check_pods(name, objects):
 
 
 def replicas_of(workload):
-    # KEDA sets what an overlay with components/keda leaves out.
+    # KEDA sets the fields that an overlay with components/keda omits.
     return 1 if workload["kind"] == "Job" else workload["spec"].get("replicas", 1)
 
 
@@ -446,7 +446,7 @@ def await_rollout(objects):
 
 
 def quota_of(objects):
-    """What all pods use together, with one more of each Deployment, as a rolling update has."""
+    """The total of all pods, with one more of each Deployment, as during a rolling update."""
     pods = []
     for workload in workloads(objects):
         pods += [pod_of(workload)] * (replicas_of(workload) + (workload["kind"] == "Deployment"))
@@ -454,7 +454,7 @@ def quota_of(objects):
 
 
 def total(pods):
-    """The sums of what pods request and may use, in cores and bytes, as a quota counts them."""
+    """The sums of the requests and limits of pods, in cores and bytes, as a quota counts them."""
     sums = {}
     for pod in pods:
         for part in ["requests", "limits"]:
@@ -505,7 +505,7 @@ def check_replaced_job_under_controllers(objects):
 
 
 def check_disruption(nodes):
-    """One ready pod of a role may be evicted, a second one not before that is ready again, and one that is not ready at any time."""
+    """One ready pod of a role can be evicted, a second one only once the first is ready again, and an unready one at any time."""
     nodes.withholds = lambda name: name == "waybill-scheduler-3"
     await_value(lambda: allowed_disruptions() == 1, "the disruption budget allows no eviction")
     expect(evict(nodes, "waybill-scheduler-3") == 201, "a ready scheduler cannot be evicted")
@@ -542,7 +542,7 @@ def await_value(condition, failure):
 
 
 def check_more_schedulers(directory, components, known, nodes):
-    """From 12 to 24 partitions: the new pods start at once, and the old ones are replaced when these are ready."""
+    """From 12 to 24 partitions: the new pods start immediately, and the old ones are replaced when the new ones are ready."""
     file = {"name": "waybill", "namespace": NAMESPACE, "behavior": "merge", "literals": ["more=partitions"]}
     image = [{"name": "registry.example/waybill", "newTag": "0.2.0"}]
     replicas = [{"name": "waybill-scheduler", "count": 24}]
@@ -572,7 +572,7 @@ def schedulers():
 
 
 def check_expiry_of_job():
-    """The Job is deleted by itself: here after a second, to save a wait of ten minutes."""
+    """The Job is deleted automatically: here after a second, to save a wait of ten minutes."""
     patch = '{"spec": {"ttlSecondsAfterFinished": 1}}'
     kubectl("patch", "job", "waybill-prepare", f"--namespace={NAMESPACE}", "--type=merge", f"--patch={patch}")
     kubectl("wait", "--for=delete", "job/waybill-prepare", f"--namespace={NAMESPACE}", f"--timeout={WAIT_SECONDS_MAX}s")
@@ -631,7 +631,7 @@ def run_step(place, step):
     ran = subprocess.run(
         ["bash", "-c", step], cwd=place, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300
     )
-    # Before the first time there is a difference, of course.
+    # Before the first apply, there is always a difference.
     fine = [0, 1] if step.startswith("kubectl diff") else [0]
     expect(ran.returncode in fine, f"the page's `{step}` ended with {ran.returncode}:\n{ran.stdout}")
 

@@ -1,5 +1,5 @@
-"""What must hold of docker-compose.yml, and no schema knows. Reads what Compose's own loader made of it (JSON), so that
-anchors and short forms are resolved; asks the binary whether it takes each environment and each command line."""
+"""Requirements of docker-compose.yml that no schema expresses. Reads the output of Compose's own loader (JSON), so that
+anchors and short forms are resolved; the binary checks each environment and each command line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import yaml
 from flags import for_every_command
 
 LOOPBACK = "127.0.0.1"
-# The image's own environment, which lies below that of each service.
+# The image's own environment, which that of each service overrides.
 IMAGE = {"WAYBILL_DATA_DIR": "/var/lib/waybill"}
 ADMIN_PORT = 8081
 
@@ -32,7 +32,7 @@ def main():
     for name, service in services.items():
         if service["image"].startswith("waybill-loadtest:"):
             check_hardened(name, service)
-            # It resolves names while it reads its command line, and here there are none of containers.
+            # It resolves names while it parses its command line, and no container names exist here.
             known = [re.sub(rf"^({'|'.join(services)}):", f"{LOOPBACK}:", word) for word in service["command"]]
             accepts(name, loadtest, known, {})
     check_together(model, ours, {name: config for name, config in configs.items() if config})
@@ -42,7 +42,7 @@ def main():
 
 
 def check_any(name, service, services, root):
-    """What holds of every service, whatever its image."""
+    """The rules for every service, whatever its image."""
     image = service["image"]
     if not re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image):
         wrong.append(f"{name}: {image} is no exact version")
@@ -67,7 +67,7 @@ def check_any(name, service, services, root):
             wrong.append(f"{name}: waits for {other} to be {condition}, not {fits}")
     health = service.get("healthcheck", {})
     if is_one_shot(service):
-        # `up --wait` waits for the end of what somebody needs to have ended, and takes any other end for a failure.
+        # `up --wait` waits for the end of services that others need to have completed; any other end is a failure.
         needed = any(
             other.get("depends_on", {}).get(name, {}).get("condition") == "service_completed_successfully"
             for other in services.values()
@@ -81,7 +81,7 @@ def check_any(name, service, services, root):
     if "memory" not in service.get("deploy", {}).get("resources", {}).get("limits", {}):
         wrong.append(f"{name}: its memory has no bound")
     if "no-new-privileges:true" not in service.get("security_opt", []) and not image.startswith("scylladb/"):
-        # ScyllaDB's image begins as root; whether it can do without was not tried.
+        # ScyllaDB's image starts as root; running it as another user was not tried.
         wrong.append(f"{name}: may gain privileges")
 
 
@@ -95,7 +95,7 @@ def check_hardened(name, service):
 
 
 def check_ours(name, service, waybill):
-    """Whether the binary takes what the service gives it; returns the configuration that applies."""
+    """Whether the binary accepts the service's environment and arguments; returns the effective configuration."""
     check_hardened(name, service)
     environment = IMAGE | service.get("environment", {})
     command = service["command"]
@@ -118,7 +118,7 @@ def check_ours(name, service, waybill):
 
 
 def accepts(name, program, command, environment):
-    """Whether the program takes a command line: all before --help is read before help is given."""
+    """Whether the program accepts a command line: everything before --help is parsed before help is printed."""
     ran = run([program, *command, "--help"], environment)
     if ran.returncode:
         wrong.append(f"{name}: {' '.join(command)}: {ran.stderr.strip()}")
@@ -129,12 +129,12 @@ def run(command, environment):
 
 
 def seconds(text):
-    """Of 20s, 1m0s and their like."""
+    """The seconds of 20s, 1m0s and so on."""
     return sum(int(number) * {"s": 1, "m": 60, "h": 3600}[unit] for number, unit in re.findall(r"(\d+)([smh])", text))
 
 
 def check_together(model, ours, configs):
-    """What processes must agree on, and that each finds the others."""
+    """The settings that processes must share, and that each finds the others."""
     if set(ours) != set(configs):
         return
     services = model["services"]
@@ -187,7 +187,7 @@ def check_together(model, ours, configs):
 
 
 def check_kafka(service, brokers):
-    """Whether clients of both kinds are sent to where the broker listens, and those in containers begin there."""
+    """Whether both kinds of clients get addresses at which the broker listens, and clients in containers start there."""
     says = service["environment"]
     listens, advertised = (
         dict(listener.split("://") for listener in says[key].split(","))
@@ -204,7 +204,7 @@ def check_kafka(service, brokers):
 
 
 def check_scraped(ours):
-    """Whether Prometheus asks every process that lasts."""
+    """Whether Prometheus scrapes every long-running process."""
     config = yaml.safe_load(pathlib.Path("prometheus/prometheus.yml").read_text())
     job = next(job for job in config["scrape_configs"] if job["job_name"] == "waybill")
     (found,) = job["dns_sd_configs"]
@@ -214,7 +214,7 @@ def check_scraped(ours):
 
 
 def check_grafana(services):
-    """Whether Grafana knows what its data source names, and goes by the time between two scrapes."""
+    """Whether Grafana resolves the address of its data source, and uses the scrape interval."""
     given = services["grafana"].get("environment", {})
     (source,) = yaml.safe_load(pathlib.Path("grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     for variable in re.findall(r"\$\{?(\w+)", json.dumps(source)):

@@ -9,11 +9,11 @@ RELEASE = "bookworm"
 
 
 class Unavailable(Exception):
-    """It cannot be made here. The text says why."""
+    """The Debian cannot be made here. The text gives the reason."""
 
 
 def make_root(root):
-    """Makes the smallest Debian that there is, by debootstrap. DEBIAN_MIRROR names a mirror of Debian's packages."""
+    """Makes a minimal Debian with debootstrap. DEBIAN_MIRROR names a mirror of Debian's packages."""
     if os.geteuid() != 0:
         raise Unavailable("only root can make a Debian by debootstrap")
     if not shutil.which("debootstrap") and not succeeds("apt-get", "install", "-y", "-qq", "debootstrap"):
@@ -28,7 +28,7 @@ def make_root(root):
 
 
 def remove_root(root):
-    """Removes a directory in which debootstrap worked. If that was killed, it has left file systems mounted there."""
+    """Removes a directory in which debootstrap worked. A killed debootstrap leaves file systems mounted there."""
 
     def mounts():
         lines = pathlib.Path("/proc/self/mounts").read_text().splitlines()

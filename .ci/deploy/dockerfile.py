@@ -1,5 +1,5 @@
-"""What must hold of the Dockerfile and .dockerignore, and no linter knows. Without a container: where the machine runs
-the Debian of the image, the packages of the libraries that the binary links are those that the image gets."""
+"""Requirements of the Dockerfile and .dockerignore that no linter expresses. Without a container: if the machine runs
+the Debian of the image, the packages of the linked libraries are those that the image installs."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 BASE_IMAGE_HAS = {"libc6", "libgcc-s1"}
-# What no binary links: certificates are read, not linked.
+# A package that no binary links: certificates are read, not linked.
 NOT_LINKED = {"ca-certificates"}
 
 wrong = []
@@ -33,7 +33,7 @@ def stages_of(text):
         word, _, rest = line.partition(" ")
         if word == "FROM":
             base, name = re.fullmatch(r"(\S+) AS (\S+)", rest).groups()
-            # An argument of the build, by its default.
+            # A build argument, with its default.
             base = re.sub(r"^\$\{(\w+)\}$", lambda argument: arguments[argument[1]], base)
             stages.append({"name": name, "base": base, "does": []})
         elif stages:
@@ -53,7 +53,7 @@ def lineage(stage, stages):
 
 
 def said(stage, stages, word):
-    """What the stage, or one that it is built on, says with an instruction."""
+    """The values of an instruction in the stage, or in one that it is built on."""
     return [rest for one in lineage(stage, stages) for does, rest in one["does"] if does == word]
 
 
@@ -117,7 +117,7 @@ def check_stages(stages):
 
 
 def check_start(final, stages):
-    """What the image does by itself: it listens where its ports are published, reports its health, and belongs to group 0."""
+    """The defaults of the image: it listens where its ports are published, reports its health, and belongs to group 0."""
     command = json.loads((said(final, stages, "CMD") or ["[]"])[-1])
     ports = said(final, stages, "EXPOSE")[-1].split()
     if command[:1] != ["up"]:
@@ -133,7 +133,7 @@ def check_start(final, stages):
 
 
 def check_context(binary):
-    """Whether .dockerignore lets everything through that cargo read to build the binary."""
+    """Whether .dockerignore includes every file that cargo read to build the binary."""
     patterns = [
         line.strip()
         for line in pathlib.Path(".dockerignore").read_text().splitlines()
@@ -198,7 +198,7 @@ def check_symbols(binary):
 
 
 def package_of(library):
-    """The package that a library is from. The linker may name it by a path from before /lib became a link."""
+    """The package of a library. The linker may report a path from before /lib became a link."""
     real = str(pathlib.Path(library).resolve())
     for path in [real, library, real.removeprefix("/usr"), library.removeprefix("/usr")]:
         found = subprocess.run(["dpkg-query", "--search", path], capture_output=True, text=True).stdout

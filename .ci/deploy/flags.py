@@ -1,5 +1,5 @@
-"""The flags that every command of the binary takes, of a container's command line: `waybill config` takes them, too, and
-so shows and judges what applies to the container, its listeners before all."""
+"""The global flags in a container's command line: `waybill config` also accepts them, and
+so shows and checks the container's effective configuration, especially its listeners."""
 
 import functools
 import re
@@ -7,9 +7,9 @@ import subprocess
 
 
 def for_every_command(waybill, line):
-    """Those of `line` that `waybill config check` and `config show` go by as the command itself does."""
+    """The flags of `line` that `waybill config check` and `config show` interpret as the command itself does."""
     known = taken(waybill)
-    # There it is where to call, and nobody listens by it.
+    # There it is an address to call, and no process listens on it.
     calls_services = "agents" in line or "--no-services" in line
     flags, rest = [], list(line)
     while rest:
@@ -27,7 +27,7 @@ def for_every_command(waybill, line):
 
 @functools.cache
 def taken(waybill):
-    """Each such flag, and whether it has a value, as the binary says itself."""
+    """Each such flag, and whether it has a value, as the binary reports."""
     said = subprocess.run([waybill, "config", "show", "--help"], check=True, capture_output=True, text=True, env={}).stdout
     _, found, flags = said.partition("Flags for every command:")
     if not found:

@@ -1,9 +1,9 @@
-"""Holds what k8s/ renders to against schemas and against what must hold of Waybill on Kubernetes.
+"""Checks the rendered k8s/ against schemas and against the requirements of Waybill on Kubernetes.
 
     k8s.py KUSTOMIZE WAYBILL DIRECTORY [CRDS...]
 
-Every overlay is rendered with every choice of the components that it may be combined with, into DIRECTORY. The binary
-itself says whether it takes the configuration, the variables and the arguments of each container.
+Every overlay is rendered into DIRECTORY with every choice of the components that it supports. The binary
+itself checks the configuration, the variables and the arguments of each container.
 """
 
 import json
@@ -18,7 +18,7 @@ import yaml
 import renders
 from k8s_rules import Capacity, Rules
 
-# The oldest that k8s/ is for, and the newest that the validator knows.
+# The oldest version that k8s/ supports, and the newest that the validator knows.
 KUBERNETES = ["1.30", "1.37"]
 
 wrong, unknown_kinds = [], set()
@@ -37,13 +37,13 @@ def main():
             if text not in seen:
                 seen.add(text)
                 check_schema(render, thing, schemas)
-    # What is not formed as its kind is, no rule can look at.
+    # No rule can check an object that is invalid for its kind.
     if not wrong:
         for render in looked_at:
             Rules(render, waybill, capacity, triggers).check()
     for kind in sorted(unknown_kinds):
         print(f"SKIPPED: objects of {kind} were NOT held against its schema, which is not there: set CRDS")
-    # What is wrong in an overlay is so with every choice of components: it is told once.
+    # A defect of an overlay occurs with every choice of components: it is reported once.
     told = {}
     for render, problem in wrong:
         told.setdefault(problem, []).append(render)
@@ -74,7 +74,7 @@ def rendered(kustomize, directory):
         name = renders.name_of(overlay, components)
         place = renders.write_kustomization(directory, overlay, components)
         text, said = renders.render([kustomize, "build"], place)
-        # It warns of what will not work in its next version.
+        # kustomize warns about features that its next version drops.
         if text is None or said:
             wrong.append((name, f"kustomize: {said}"))
         if text is not None:
@@ -82,7 +82,7 @@ def rendered(kustomize, directory):
 
 
 def schemas_of(crds, kinds):
-    """The schemas of further kinds, by group/version and kind."""
+    """The schemas of additional kinds, by group/version and kind."""
     schemas = {}
     for path in [path for directory in crds for path in sorted(pathlib.Path(directory).glob("*.yaml"))]:
         text = path.read_text()
@@ -100,7 +100,7 @@ def schemas_of(crds, kinds):
 
 
 def strict(schema):
-    """As JSON schema, with fields that are not named refused, as a server does with strict field validation."""
+    """As a JSON schema that refuses unknown fields, as a server does with strict field validation."""
     schema = dict(schema)
     schema.pop("description", None)
     if schema.get("x-kubernetes-int-or-string"):
@@ -135,7 +135,7 @@ def check_schema(render, thing, schemas):
 
 
 def triggers_of(crds):
-    """Which settings KEDA's own source takes for the kinds of trigger that are used: name to whether it is needed."""
+    """The settings that KEDA's own source accepts for the used kinds of triggers: name to whether it is required."""
     for directory in crds:
         scalers = pathlib.Path(directory).parents[2] / "pkg/scalers"
         if (scalers / "kafka_scaler.go").exists():

@@ -1,5 +1,5 @@
-"""What must hold of Waybill on Kubernetes, and no schema knows: that what is rendered fits together, and that the binary
-takes the configuration, the variables and the arguments of each container."""
+"""Requirements of Waybill on Kubernetes that no schema expresses: that the rendered objects fit together, and that the binary
+accepts the configuration, the variables and the arguments of each container."""
 
 import json
 import pathlib
@@ -14,22 +14,22 @@ from flags import for_every_command
 
 NAMESPACE = "waybill"
 LASTING = ("Deployment", "StatefulSet")
-# Of containers, what kubelet makes; of the image, what its Dockerfile says.
+# From the container, the variables that kubelet sets; from the image, those of its Dockerfile.
 IMAGE = {"WAYBILL_DATA_DIR": "/var/lib/waybill"}
 GRACE_ROOM = 5
-# Resolvers are asked at the second port on OpenShift.
+# On OpenShift, resolvers listen on the second port.
 DNS = {(protocol, port) for protocol in ("UDP", "TCP") for port in (53, 5353)}
-# What the simulated services write a delivery, and how many deliveries a trial is to have room for.
+# The bytes that the simulated services write per delivery, and the number of deliveries that a trial must have room for.
 LEDGER_BYTES, LEDGER_DELIVERIES = 640, 3_000_000
-# By what those who apply from a repository replace a Job, whose pods cannot be changed.
+# The annotations by which GitOps tools replace a Job, whose pods cannot be changed.
 REPLACED = {
     "argocd.argoproj.io/hook": "Sync",
     "argocd.argoproj.io/hook-delete-policy": "BeforeHookCreation",
     "kustomize.toolkit.fluxcd.io/force": "enabled",
 }
-# ScyllaDB's shards have a port of their own, so far above the common one.
+# ScyllaDB's shards have their own port, this far above the common one.
 SHARD_PORT = 10_000
-# What stands in the place of a secret that the binary looks into.
+# The content of a secret that the binary reads.
 STAND_INS = {"tokens.yaml": "[]"}
 VOLUMES = {"configMap", "emptyDir", "projected", "secret", "downwardAPI"}
 TRACES = "WAYBILL_TELEMETRY__TRACES__ENDPOINT"
@@ -37,7 +37,7 @@ API_CLIENT, SERVICES = {"waybill/api-client": "true"}, {"waybill/services": "tru
 
 
 class Capacity:
-    """`waybill capacity`, asked once for each rate."""
+    """The output of `waybill capacity`, run once for each rate."""
 
     def __init__(self, waybill):
         self.waybill, self.known = waybill, {}
@@ -156,7 +156,7 @@ class Rules:
                     problem(f"its {probe} probe does not ask for {path} at a port that it has")
 
     def check_configuration(self, workload):
-        """Whether the binary takes what each container gets, with files where secrets would be."""
+        """Whether the binary accepts the input of each container, with files instead of secrets."""
         for container in containers(workload):
             with tempfile.TemporaryDirectory() as root:
                 environment = IMAGE | self.environment(workload, container)
@@ -198,7 +198,7 @@ class Rules:
         return environment
 
     def mount(self, workload, container, root):
-        """Puts what the container finds below `root`; returns what is missing."""
+        """Creates the container's files in `root`; returns the missing ones."""
         volumes = {volume["name"]: volume for volume in pod_of(workload).get("volumes", [])}
         for mount in container.get("volumeMounts", []):
             volume = volumes.get(mount["name"])
@@ -219,7 +219,7 @@ class Rules:
         return None
 
     def check_agreement(self):
-        """One configuration for all, but for the login that agents do not get, and spans, which the roles alone make."""
+        """One configuration for all, except for the login, which agents do not get, and spans, which only the roles make."""
 
         def in_common(config):
             scylla = config["store"]["scylla"] | {"user": None, "password": None, "passwordFile": None}
@@ -236,7 +236,7 @@ class Rules:
                     self.wrong(name, f"{key}.listen is {config[key]['listen']}, where nobody gets to")
 
     def check_access(self):
-        """Production asks who comes, keeps its secrets to itself, and probes speak as the admin port listens."""
+        """Production requires authentication and protects its secrets, and probes use the scheme of the admin port."""
         for workload in self.workloads:
             config = self.configs[name_of(workload)]
             asks = config["auth"]["tokensFile"] or config["auth"]["jwt"]["jwksFile"]
@@ -325,7 +325,7 @@ class Rules:
                     self.wrong(policy, "lets everybody in, or to every port")
                 for port in rule.get("ports", []):
                     for workload in selected:
-                        # A Job has no ports, and nobody comes in.
+                        # A Job has no ports, and no client connects to it.
                         if workload["kind"] in LASTING and port["port"] not in ports_of(workload):
                             self.wrong(policy, f"{name_of(workload)} has no port {port['port']}")
             for rule in policy["spec"].get("egress", []):
@@ -333,7 +333,7 @@ class Rules:
                     self.wrong(policy, "lets pods out to everybody, or to every port")
 
     def check_flows(self):
-        """Whether policies let through what the configuration needs, and no more."""
+        """Whether policies allow exactly the traffic that the configuration needs."""
         config = next(iter(self.configs.values()))
         brokers, nodes = config["kafka"]["brokers"], config["store"]["scylla"]["nodes"]
         needed = {role: {*brokers, *nodes} for role in ["ingestion", "scheduler", "supervisor", "prepare"]}
@@ -374,7 +374,7 @@ class Rules:
                         self.wrong(workload, f"nobody gets to its port {port['name']}")
 
     def collectors(self, workload):
-        """Where a workload's spans go."""
+        """The destination of a workload's spans."""
         (container,) = pod_of(workload)["containers"]
         endpoint = self.environment(workload, container).get(TRACES)
         makes_spans = component(workload) in ["ingestion", "scheduler", "supervisor", "agents"]
@@ -383,7 +383,7 @@ class Rules:
         return {urllib.parse.urlsplit(endpoint).netloc} if endpoint else set()
 
     def services_of(self, config):
-        """Where agents go: each `baseUrl` of the files that the configuration names, and services.address."""
+        """The addresses that agents call: each `baseUrl` of the configured files, and services.address."""
         built_in = {config["services"]["address"]} if config["agents"]["builtIn"] else set()
         files = {name: text for one in self.render.of("ConfigMap") for name, text in one.get("data", {}).items()}
         urls = set()
@@ -393,12 +393,12 @@ class Rules:
         return built_in | {f"{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}" for url in urls}
 
     def ways_out(self, workload):
-        """The rules by which a workload may go somewhere."""
+        """The egress rules of a workload."""
         policies = [one for one in self.render.of("NetworkPolicy") if workload in self.selected(one["spec"]["podSelector"])]
         return [rule for policy in policies for rule in policy["spec"].get("egress", [])]
 
     def flows(self, workload):
-        """Where a workload may go, as (namespace, port)."""
+        """The allowed destinations of a workload, as (namespace, port)."""
         flows = set()
         for policy in self.render.of("NetworkPolicy"):
             if workload not in self.selected(policy["spec"]["podSelector"]):
@@ -430,7 +430,7 @@ class Rules:
                 if workload["kind"] in LASTING and endpoint["port"] not in ports_of(workload):
                     self.wrong(monitor, f"{name_of(workload)} has no port {endpoint['port']}")
         (rule,) = self.render.of("PrometheusRule")
-        # Folded text gets other line breaks on its way, and queries do not go by them.
+        # Folded text gets other line breaks, which do not matter in queries.
         rules = yaml.safe_load(pathlib.Path("prometheus/waybill.rules.yaml").read_text())
         if in_words(rule["spec"]) != in_words(rules):
             self.wrong(rule, "is not prometheus/waybill.rules.yaml")
@@ -478,7 +478,7 @@ class Rules:
                             self.wrong(scaled, f"{metric} is no metric of docs/metrics.md")
 
     def check_servers(self):
-        """Whether what the operators make is where the configuration looks."""
+        """Whether the objects that the operators create have the names that the configuration uses."""
         config = next(iter(self.configs.values()))
         for cluster in self.render.of("ScyllaCluster"):
             host = f"{name_of(cluster)}-client.{namespace(cluster)}.svc"
@@ -497,7 +497,7 @@ class Rules:
                 self.wrong(topic, f"is to have {partitions} partitions of {config['kafka']['replicationFactor']} copies")
 
     def check_capacity(self):
-        """Whether pods ask for the cores that the planned rate takes when one of them is away."""
+        """Whether pods request the cores that the planned rate needs when one of them is down."""
         for workload in self.workloads:
             rate = workload["metadata"].get("annotations", {}).get("waybill/planned-rate")
             if not rate or "replicas" not in workload["spec"]:
@@ -541,7 +541,7 @@ def ports_of(workload):
 
 
 def matches(selector, given):
-    """Whether a label selector selects what has these labels."""
+    """Whether a label selector matches these labels."""
     if any(given.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
         return False
     for expression in selector.get("matchExpressions", []):
@@ -553,7 +553,7 @@ def matches(selector, given):
 
 
 def is_for_names(rule):
-    """Whether a rule lets pods out to DNS and nothing else, wherever the resolvers are."""
+    """Whether a rule allows egress to DNS and nothing else, wherever the resolvers are."""
     return not rule.get("to") and {(port["protocol"], port["port"]) for port in rule.get("ports", [])} == DNS
 
 

@@ -1,4 +1,4 @@
-"""What k8s/ renders to: every overlay with every choice of the components that it may be combined with."""
+"""The rendered k8s/: every overlay with every choice of the components that it supports."""
 
 import itertools
 import os
@@ -31,7 +31,7 @@ OnceLoader.add_constructor("tag:yaml.org,2002:value", OnceLoader.construct_yaml_
 
 
 def offered():
-    """Each overlay, with the components that it may be combined with."""
+    """Each overlay, with the components that it supports."""
     for overlay, components in OVERLAYS.items():
         if not pathlib.Path("grafana/kustomization.yaml").exists() and "dashboards" in components:
             components = [name for name in components if name != "dashboards"]
@@ -52,7 +52,7 @@ def name_of(overlay, components):
 
 
 def write_kustomization(directory, overlay, components, **more):
-    """Writes a kustomization of an overlay with components, and returns its directory. `more` are further keys of it."""
+    """Writes a kustomization of an overlay with components, and returns its directory. `more` has additional keys."""
     place = pathlib.Path(directory) / re.sub(r"\W+", "-", name_of(overlay, components))
     place.mkdir(parents=True, exist_ok=True)
     root = os.path.relpath("k8s", place)
@@ -64,7 +64,7 @@ def write_kustomization(directory, overlay, components, **more):
 
 
 def render(command, place):
-    """Renders a directory. Returns the text, or none, and what the command says about it."""
+    """Renders a directory. Returns the text, or none, and the command's messages."""
     ran = subprocess.run([*command, place], capture_output=True, text=True)
     if ran.returncode:
         return None, ran.stderr.strip()

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Tools of the checks of what deploys Waybill, for scripts to source from the root of the repository. Each is had at an
-# exact version, below target/deploy, from the registries of its language; nothing of them is in the tree.
-# A script says with `skipped` what it could not check for want of a tool.
+# Tools for the checks of the deployment files, for scripts to source from the root of the repository. Each is installed at an
+# exact version, in target/deploy, from the registries of its language; none of them is in the tree.
+# A script reports with `skipped` the checks for which a tool is missing.
 
 tools=target/deploy
 
@@ -29,13 +29,13 @@ go_tool() {
     [ -x "$command" ]
 }
 
-# The directory of a Go module's files, for what is data in it: go_module MODULE VERSION
+# The directory of a Go module's files, for its data: go_module MODULE VERSION
 go_module() {
     find_go || return 1
     "$go" mod download -json "$1@$2" 2>"$tools/go.log" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' | grep .
 }
 
-# Sets `go` to a Go that is new enough: the machine's, else Python's package of it.
+# Sets `go` to a Go that is new enough: the machine's, otherwise Python's package of it.
 find_go() {
     local minor
     [ -z "${go:-}" ] || return 0
@@ -49,8 +49,8 @@ find_go() {
     go=$tools/venv/bin/go
 }
 
-# Sets `kinds` to the directories with the definitions of the operators' kinds, as far as they can be had. CRDS is a directory with
-# more of them, as that of ScyllaCluster, which no registry has: it is in scylla-operator's sources, pkg/api/scylla/v1.
+# Sets `kinds` to the directories with the available definitions of the operators' kinds. CRDS is a directory with
+# more of them, such as that of ScyllaCluster, which no registry has: it is in scylla-operator's sources, pkg/api/scylla/v1.
 find_kinds() {
     local keda operator
     kinds=()
@@ -73,7 +73,7 @@ make_strimzi_kinds() {
     "$java" -cp "$place/libs/*" io.fabric8.crd.generator.cli.CRDGeneratorCLI --output-dir "$place/made" \
         --classpath "$place/libs/api-0.49.1.jar" io.strimzi.api.kafka.model.topic.KafkaTopic >"$place/java.log" 2>&1 ||
         return 1
-    # A map of anything is not one of objects, as which it is taken.
+    # A map of arbitrary values is not a map of objects, as which it would be interpreted.
     sed '/additionalProperties:$/{N;s/additionalProperties:\n *type: "object"/x-kubernetes-preserve-unknown-fields: true/}' \
         "$place/made/kafkatopics.kafka.strimzi.io-v1.yml" >"$place/kinds/kafkatopics.yaml"
 }

@@ -1,7 +1,7 @@
-"""The topics of Waybill as objects of Strimzi.
+"""The topics of Waybill as Strimzi objects.
 
     topics.py settings CONFIG            a configuration that makes the same topics, for one broker without a login
-    topics.py objects CONFIG <JSON       what `waybill topics create --dry-run --output json` said with it, as KafkaTopics
+    topics.py objects CONFIG <JSON       the output of `waybill topics create --dry-run --output json` with it, as KafkaTopics
 """
 
 import json
@@ -33,7 +33,7 @@ def for_one_broker(config):
 
 
 def as_yaml(topic, copies):
-    # One broker would not say what three would be told; the rule is that of crates/topology/src/topics.rs.
+    # With one broker, the output lacks settings that apply to three; the rule is that of crates/topology/src/topics.rs.
     settings = topic["settings"] | {"min.insync.replicas": str(copies - 1 if copies > 2 else 1)}
     lines = [
         "apiVersion: kafka.strimzi.io/v1",

@@ -38,7 +38,7 @@ try:
         if message is None:
             continue
         if message.error():
-            # The client goes on by itself once it can.
+            # The client continues on its own once it can.
             print(f"nothing can be read for now: {message.error()}", file=sys.stderr)
             continue
         value = message.value()

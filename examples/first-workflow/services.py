@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Three services of a trip: seats, rooms and bills. For trying; yours take their place.
+"""Three services of a trip: seats, rooms and bills. For experiments; replace them with your own.
 
 Each keeps the two rules that a service has to keep: the same idempotency key again gets the first answer and makes no
 second effect; and what was undone stays undone, also where the undo came first. The memory ends with the process.
@@ -17,7 +17,7 @@ lock = threading.Lock()
 
 
 def answer(method, service, key, body):
-    """The status and the JSON value of an answer."""
+    """The status and the JSON value of a response."""
     if service == "effects":
         standing = sorted(key.split("/")[1] for key, (status, _) in done.items() if status == 201 and key not in undone)
         return 200, {"standing": standing, "undone": len(undone & done.keys())}
@@ -38,7 +38,7 @@ def answer(method, service, key, body):
 
 
 def perform(service, body):
-    """Does what is asked for, once."""
+    """Performs the requested action once."""
     if service == "bills" and body["card"].endswith("0000"):
         return 402, {"code": "card-declined", "detail": "the bank says no"}
     return 201, {"number": f"{service[0].upper()}-{len(done) + 1}"}

@@ -16,7 +16,7 @@ lock = threading.Lock()
 
 
 def perform(service, body):
-    """What a service answers: a status and a JSON value."""
+    """A service's response: a status and a JSON value."""
     if service == "orders":
         lines = body["lines"]
         physical = any(line.get("weight", 0) > 0 for line in lines)
@@ -34,24 +34,24 @@ def perform(service, body):
 
 
 def stands(key):
-    """Whether something was done under a key, and not undone."""
+    """Whether an effect exists under a key and was not undone."""
     return key in answers and answers[key][0] < 300 and key not in undone
 
 
 def undo(key):
-    """Undoes what was done under a key. It is remembered also where there was nothing."""
+    """Undoes the effect under a key. The undo is remembered even if there was no effect."""
     answer = (200, {"undone": True}) if stands(key) else (404, {"detail": "nothing to undo"})
     undone.add(key)
     return answer
 
 
 def look(key):
-    """Says whether something was done under a key."""
+    """Reports whether an effect exists under a key."""
     return answers[key] if stands(key) else (404, {"detail": "no such effect"})
 
 
 def answer(method, service, key, body):
-    """What a request comes to, and whether it repeats an earlier one."""
+    """The result of a request, and whether it repeats an earlier one."""
     if method == "GET":
         return look(key), False
     if method == "DELETE" or service == "refunds":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A web shop that has its orders carried out by Waybill, without a call to Waybill.
+"""A web shop whose orders Waybill processes, without a call to Waybill.
 
     init      makes the shop's tables and the topic on which it is told of its orders
     order     places an order: the order and the request to carry it out, in one transaction
@@ -73,12 +73,12 @@ class Schema:
 REQUEST = Schema("operation-request")
 STATUS = Schema("operation-status")
 
-# Of all operations whose ids callers choose; it never changes (docs/submission.md).
+# The namespace of all operations whose ids callers choose; it never changes (docs/submission.md).
 OF_CALLERS = uuid.UUID("9d5f57c3-0c0e-4c1b-8a53-6e1f2f5ab7d4")
 
 
 def operation_of(caller_id, tenant=""):
-    """The id of the operation that carries an order out: always the same one for the same order, so
+    """The id of the operation that processes an order: always the same one for the same order, so
     that a request which is sent twice is one request."""
     tenant = tenant.encode()
     name = len(tenant).to_bytes(8, "big") + tenant + caller_id.encode()
@@ -86,7 +86,7 @@ def operation_of(caller_id, tenant=""):
 
 
 def request_of(order):
-    """The record that asks for an order to be carried out."""
+    """The record that requests the processing of an order."""
     return REQUEST.encode(
         {
             "kind": "Create",
@@ -208,7 +208,7 @@ def relay(_):
         {
             "bootstrap.servers": BROKERS,
             "acks": "all",
-            # As Java's clients do it, and Waybill: librdkafka's own default is another.
+            # The partitioner of Java's clients and of Waybill: librdkafka's default differs.
             "partitioner": "murmur2_random",
             "message.timeout.ms": 30_000,
         }
@@ -252,7 +252,7 @@ def relay_some(db, producer):
 
 # -- listen ----------------------------------------------------------------------------------------
 
-# What a state of Waybill's is to a customer.
+# The customer's view of Waybill's states.
 WORDS = {
     "Pending": "in progress",
     "Processing": "in progress",
@@ -270,14 +270,14 @@ def listen(_):
         {
             "bootstrap.servers": BROKERS,
             "group.id": "shop",
-            # A name that stays: who is started again goes on at once.
+            # A stable name: a restarted process continues immediately.
             "group.instance.id": "shop-listener",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
         }
     )
-    # Every step is published on our own topic. Copies there are not waited for, so that one can be missing
-    # where a broker or scheduler dies; the end of every operation is on the common topic for sure.
+    # Every step is published on our own topic. Waybill does not wait for these copies, so one can be missing
+    # after a broker or scheduler dies; the end of every operation is always on the common topic.
     consumer.subscribe([OURS, STATUSES])
     with psycopg.connect(DATABASE, autocommit=True) as db:
         log("listening")
@@ -289,7 +289,7 @@ def listen(_):
             with db.transaction():
                 for message in records:
                     take_in(db, message)
-            # Only now: killed before, it reads the same records again, which changes nothing.
+            # Only now: a process that is killed before this reads the same records again, which changes nothing.
             try:
                 consumer.commit(asynchronous=False)
             except KafkaException as error:
@@ -321,13 +321,13 @@ def take_in(db, message):
         "status": WORDS.get(status["state"], status["state"]),
         "reason": error and f"{error['code']}: {error['message']}",
     }
-    # The common topic has operations of others, too: what is no order of ours finds no row.
+    # The common topic also has operations of other callers: these have no row here.
     db.execute(
         "INSERT INTO news SELECT operation, %(sequence)s, %(state)s, %(step)s, %(topic)s"
         " FROM orders WHERE operation = %(operation)s ON CONFLICT DO NOTHING",
         news,
     )
-    # What is older than what is known, or the same, changes nothing.
+    # A record that is not newer than the known state changes nothing.
     db.execute(
         "UPDATE orders SET status = %(status)s, reason = %(reason)s, news = %(sequence)s"
         " WHERE operation = %(operation)s AND news < %(sequence)s",
@@ -339,11 +339,11 @@ def take_in(db, message):
 
 
 class Refused(Exception):
-    """A service says no, and would say so again."""
+    """A permanent refusal of a service."""
 
 
 def perform(db, service, asked):
-    """Makes the effect of a service. Returns the answer."""
+    """Makes the effect of a service. Returns the response."""
     if service == "stock":
         taken = db.execute(
             "UPDATE services.shelf SET on_hand = on_hand - %(quantity)s"
@@ -363,8 +363,8 @@ def perform(db, service, asked):
 
 
 def call(db, method, service, order, key, asked):
-    """What a call comes to, all in one transaction: a status and a JSON value. The same call again
-    gets the same answer and has no second effect; what was undone stays undone."""
+    """The result of a call, in one transaction: a status and a JSON value. A repeat of the call
+    gets the same response and has no second effect; an undone effect stays undone."""
     db.execute("INSERT INTO services.calls (key) VALUES (%s) ON CONFLICT DO NOTHING", (key,))
     state, before, status, answer = db.execute(
         "SELECT state, asked, status, answer FROM services.calls WHERE key = %s FOR UPDATE", (key,)
@@ -377,7 +377,7 @@ def call(db, method, service, order, key, asked):
         )
 
     if method == "DELETE":
-        # Remembered also where there was nothing: a late attempt is then refused.
+        # Remembered even if there was no effect: a late attempt is then refused.
         db.execute("UPDATE services.calls SET state = 'undone' WHERE key = %s", (key,))
         if state != "done":
             return 404, {"code": "nothing-to-undo"}
@@ -418,7 +418,7 @@ class Service(BaseHTTPRequestHandler):
                 asked = json.loads(body) if body else None
                 status, said = call(db, self.command, service, order, key, asked)
         except psycopg.Error as error:
-            # Perhaps it was committed: only 5xx says that nobody knows.
+            # The transaction may have been committed: a 5xx reports an unknown outcome.
             status, said = 500, {"code": "database", "message": str(error)}
         log(f"{self.command} {self.path} -> {status} {json.dumps(said)}")
         said = json.dumps(said).encode()

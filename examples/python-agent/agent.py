@@ -1,4 +1,4 @@
-"""An agent in Python: keeps the topic contract of docs/agents.md, without anything of Waybill's but
+"""An agent in Python: keeps the topic contract of docs/agents.md, and uses nothing of Waybill but
 the schemas.
 
     pip install -r examples/python-agent/requirements.txt
@@ -26,12 +26,12 @@ from store import Store, StoreBusy, Undone
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMIT_EVERY = 1.0  # seconds
 POLL_WAIT = 0.1  # seconds
-BATCH_MAX = 100  # records taken at once
-UNACKNOWLEDGED_MAX = 1000  # replies on their way; beyond it no further request is read
+BATCH_MAX = 100  # records per poll
+UNACKNOWLEDGED_MAX = 1000  # replies in flight; at the limit, no further request is read
 FLUSH_WAIT = 10.0  # seconds
 OWNER_REMEMBERED = 600.0  # seconds; after a restore from a backup epochs begin lower
 SHARDS_MAX = 10_000  # how many shards are remembered
-ECHOED = ("operation", "step", "attempt", "epoch", "action", "nonce")  # what a reply repeats of its request
+ECHOED = ("operation", "step", "attempt", "epoch", "action", "nonce")  # the fields of the request that a reply repeats
 FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
 
 log = logging.getLogger("agent")
@@ -56,12 +56,12 @@ class Offsets:
         return partition in self.partitions
 
     def begin(self, partition, offset):
-        """Takes a record on; returns what says that it is done."""
+        """Registers a record; returns a function that marks it as done."""
         state = self.partitions[partition]
         state["open"][offset] = True
         state["next"] = offset + 1
 
-        # Of an assignment that is over, nobody hears any more.
+        # The assignment has ended, so the offset is no longer tracked.
         return lambda: state["open"].pop(offset, None)
 
     def to_commit(self, again):
@@ -80,7 +80,7 @@ class Offsets:
 
 
 class Epochs:
-    """The newest owner of each shard that has asked: who was superseded is refused."""
+    """The newest owner of each shard that has sent requests: a superseded owner is refused."""
 
     def __init__(self):
         self.newest = {}
@@ -123,14 +123,14 @@ class Agent:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "session.timeout.ms": 6000,
-                # A topic that is made later is found this soon.
+                # How soon a topic that is created later is found.
                 "topic.metadata.refresh.interval.ms": 2000,
                 "fetch.wait.max.ms": 100,
             }
         )
 
     def run(self):
-        """Reads and answers until it is told to stop, or cannot go on."""
+        """Reads and answers requests until it is stopped, or cannot continue."""
         self.consumer.subscribe([self.topic], on_assign=self.assigned, on_revoke=self.revoked, on_lost=self.lost)
         commit_at = time.monotonic() + COMMIT_EVERY
         try:
@@ -154,7 +154,7 @@ class Agent:
         self.stopping = True
 
     def take_batch(self):
-        """Waits for a record, then takes what is there."""
+        """Waits for a record, then takes all available ones."""
         message = self.consumer.poll(POLL_WAIT)
         for _ in range(BATCH_MAX):
             if message is None:
@@ -165,16 +165,16 @@ class Agent:
             self.take(message)
 
     def take(self, message):
-        """One record: a reply, a dead letter, or nothing where complete-by has passed."""
+        """Handles one record: a reply, a dead letter, or nothing if complete-by has passed."""
         error = message.error()
         if error is not None:
             if error.fatal() or error.code() in FORBIDDEN:
                 raise KafkaException(error)
-            # A topic that is not there yet, or a broker that is away, is waited for.
+            # Wait for a topic that does not exist yet, or for a broker that is down.
             log.warning("%s", error)
             return
         if self.stopping or not self.offsets.holds(message.partition()):
-            # Not taken on, so not committed: who has the partition next reads it.
+            # Not registered, so not committed: the next owner of the partition reads it.
             return
         done = self.offsets.begin(message.partition(), message.offset())
         try:
@@ -193,7 +193,7 @@ class Agent:
             return
         reply = self.ACTIONS[request["action"]](self, request)
         if remaining(request) <= 0:
-            # Nobody waits for it any more; the scheduler asks again, under the same key.
+            # The scheduler no longer waits for it; it sends another request under the same key.
             done()
             return
         self.answer(message, request, reply, done)
@@ -213,7 +213,7 @@ class Agent:
         return succeeded(outputs)
 
     def undo(self, request):
-        # Steps that are not known were never performed: there is nothing to undo.
+        # Unknown steps were never performed: there is nothing to undo.
         try:
             self.store.undo(request["idempotency_key"], remaining(request))
         except StoreBusy:
@@ -230,7 +230,7 @@ class Agent:
     ACTIONS = {"Run": perform, "Compensate": undo, "Probe": probe}
 
     def answer(self, message, request, reply, done):
-        """Answers to exactly the partition that the request names."""
+        """Replies to exactly the partition that the request names."""
         echo = {name: request[name] for name in ECHOED}
         reply = {"outputs": {}, "error": None, "retry_after_ms": None, **echo, **reply}
         trace = [header for header in message.headers() or [] if header[0] == "traceparent"]
@@ -245,7 +245,7 @@ class Agent:
         )
 
     def bury(self, message, error, done):
-        """Puts a record aside that cannot be read: its own bytes, where it lay, and why."""
+        """Dead-letters an unreadable record: its own bytes, its position, and the cause."""
         log.warning("%s/%s/%s: %s", message.topic(), message.partition(), message.offset(), error)
         errors = {
             "topic": message.topic(),
@@ -270,7 +270,7 @@ class Agent:
             if error is None or is_late:
                 done()
             else:
-                # Nothing behind it may be committed: stop, and have it read again.
+                # No later offset may be committed: stop, so that the record is read again.
                 self.broken = KafkaException(error)
 
         while True:
@@ -284,10 +284,10 @@ class Agent:
         self.unacknowledged += 1
 
     def settle(self):
-        """Waits for what is on its way, and commits what is done."""
+        """Waits for replies in flight, and commits finished requests."""
         self.producer.flush(FLUSH_WAIT)
         try:
-            # Also what was committed before: nobody has waited for an answer to that.
+            # Includes offsets that were committed before without waiting for the result.
             self.commit(asynchronous=False)
         except KafkaException as error:
             log.warning("not committed, and so done again: %s", error)
@@ -305,12 +305,12 @@ class Agent:
         log.info("assigned: %s", sorted(partition.partition for partition in partitions))
 
     def revoked(self, _, partitions):
-        """Partitions go to another member: what was answered is committed first."""
+        """Partitions move to another member: finished requests are committed first."""
         self.settle()
         self.offsets.revoke(partition.partition for partition in partitions)
 
     def lost(self, _, partitions):
-        """They are another's already: nothing may be committed."""
+        """Another member already owns the partitions: commit nothing."""
         self.offsets.revoke(partition.partition for partition in partitions)
 
 

@@ -1,4 +1,4 @@
-"""What was performed and undone, in one file.
+"""Performed and undone steps, in one file.
 
 One row for an idempotency key: a booking with its outputs, or a tombstone. A key is never forgotten
 here; a service of your own must keep it for as long as attempts can still come.
@@ -11,11 +11,11 @@ import uuid
 
 
 class Undone(Exception):
-    """The step was undone under this key: it is not performed any more."""
+    """The step was undone under this key, so it must not be performed."""
 
 
 class StoreBusy(Exception):
-    """The file could not be had in time. Nothing took effect."""
+    """The file could not be locked in time. Nothing took effect."""
 
 
 class Store:
@@ -23,7 +23,7 @@ class Store:
         # Autocommit: transactions are begun and ended below.
         self.database = sqlite3.connect(path, isolation_level=None)
         self.database.execute("PRAGMA journal_mode = WAL")
-        # What was answered must survive the power loss that comes after it.
+        # An answered request must survive a later power loss.
         self.database.execute("PRAGMA synchronous = FULL")
         self.database.execute(
             "CREATE TABLE IF NOT EXISTS bookings"
@@ -31,7 +31,7 @@ class Store:
         )
 
     def perform(self, key, seats, seconds):
-        """Books once; a repeat is answered alike."""
+        """Books once; a repeat gets the same result."""
         with self.transaction(seconds):
             row = self.row(key)
             if row is None:
@@ -46,7 +46,7 @@ class Store:
             return outputs
 
     def undo(self, key, seconds):
-        """Undoes, or bars a key that has not come yet."""
+        """Undoes a step, or blocks a key that has not arrived yet."""
         with self.transaction(seconds):
             self.database.execute(
                 "INSERT INTO bookings VALUES (?, NULL, NULL, 1)"
@@ -55,7 +55,7 @@ class Store:
             )
 
     def find(self, key, seconds):
-        """The outputs of what stands under the key, or None."""
+        """The outputs of the effect under the key, or None."""
         with self.transaction(seconds):
             row = self.row(key)
         return None if row is None or row[1] else row[0]
@@ -70,7 +70,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, seconds):
-        """Waits no longer than that for other writers of the file."""
+        """Waits at most this long for other writers of the file."""
         self.database.execute(f"PRAGMA busy_timeout = {max(0, int(seconds * 1000))}")
         try:
             self.database.execute("BEGIN IMMEDIATE")

@@ -15,16 +15,16 @@ FRAME_BYTES = 10
 
 
 class Unreadable(Exception):
-    """The bytes are no record that is known here."""
+    """The bytes are not a record with a known schema."""
 
 
 def fingerprint_of(schema):
-    """The CRC-64-AVRO of a schema, as it stands in a frame: the low byte first."""
+    """The CRC-64-AVRO of a schema, as in a frame: the low byte first."""
     return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 
 class Reader:
-    """Reads what was written with the current schema, or with one that was released before."""
+    """Reads records that were written with the current schema, or with an earlier released one."""
 
     def __init__(self, schemas, name):
         current = json.loads((schemas / f"{name}.avsc").read_text())

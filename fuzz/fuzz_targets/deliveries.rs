@@ -1,4 +1,5 @@
-//! Bodies of deliveries: what is taken has a canonical form that is taken, too, and has the same one.
+//! Bodies of deliveries: what is taken has a canonical form that is taken, too, and has the same
+//! one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Rows of the embedded store: whatever lies on disk is reported as corrupt, or is a row that is written so that it reads the
-//! same.
+//! Rows of the embedded store: whatever lies on disk is reported as corrupt, or is a row that is
+//! written so that it reads the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

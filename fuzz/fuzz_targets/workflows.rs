@@ -1,4 +1,5 @@
-//! Files of workflows: one that is taken keeps its promise, as the check at load says; the rest is refused.
+//! Files of workflows: one that is taken keeps its promise, as the check at load says; the rest is
+//! refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

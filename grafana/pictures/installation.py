@@ -1,5 +1,5 @@
-"""A Waybill at work and a Prometheus that scrapes it, for as long as the pictures of the dashboards need: load that grows, a
-spike, and services that fail for two minutes, so that panels of trouble have something to show."""
+"""A running Waybill and a Prometheus that scrapes it, for as long as the pictures of the dashboards need: a growing load, a
+spike, and services that fail for two minutes, so that the panels about failures show data."""
 
 import http.server
 import json
@@ -17,10 +17,10 @@ ROOT = HERE.parent.parent
 SCRAPE_SECONDS = 5
 LENGTH_SECONDS = 12 * 60
 START_SECONDS = 60
-# How often something may change.
+# The interval of changes.
 EVERY_SECONDS = 2
 
-# When services begin to fail and when they are well again, in seconds from the start.
+# When services begin to fail and when they recover, in seconds from the start.
 FAULTS: list[tuple[int, str, dict[str, float]]] = [
     (360, "third-party", {"errorRate": 1.0}),
     (390, "third-party", {"errorRate": 0.05}),
@@ -32,12 +32,12 @@ FAULTS: list[tuple[int, str, dict[str, float]]] = [
     (480, "delivery", {}),
     (480, "package", {}),
 ]
-# Records that nobody can read come for a while, some time before the faults.
+# Undecodable records arrive for a while, some time before the faults.
 POISON_AT, POISON = 280, ["run", "poison", "--rate", "20", "--seconds", "15"]
 
 
 class Sink(http.server.BaseHTTPRequestHandler):
-    """Takes alerts and notices, and refuses one of four at first."""
+    """Accepts alerts and notices, and refuses one of four at first."""
 
     asked = 0
 
@@ -53,7 +53,7 @@ class Sink(http.server.BaseHTTPRequestHandler):
 
 
 class Installation:
-    """The processes. They end with it; what Prometheus gathered stays in the directory."""
+    """The processes. They end with it; Prometheus' data stays in the directory."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -91,7 +91,7 @@ class Installation:
             child.wait(timeout=60)
 
     def run(self) -> None:
-        """Everything that the pictures show, to its end."""
+        """Runs everything that the pictures show, to its end."""
         self.wait_until_ready()
         began = time.monotonic()
         self.loadtest("run", str(HERE / "load.yaml"))
@@ -105,11 +105,11 @@ class Installation:
             self.visitor(second)
 
     def visitor(self, second: int) -> None:
-        """A delivery whose owner wants to be told how it ends, and that is put off at once."""
+        """A delivery whose owner requests a notice, and that is rescheduled immediately."""
         body = {
             "deliveryId": f"visitor-{second}", "ownerId": "ada", "pickupLocation": "12 Harbour Street",
             "dropOffLocation": "7 Hill Road", "packageInfo": {"packageId": f"p-{second}", "size": "Small", "weight": 1.5},
-            # Nobody is told often within an hour.
+            # A contact gets few messages within an hour.
             "notify": [f"tel:+4917{second:08}"],
         }
         self.ask("POST", "http", "/api/deliveryrequests", body)
@@ -123,7 +123,7 @@ class Installation:
             time.sleep(0.2)
 
     def ask(self, method: str, whom: str, path: str, body: object = None) -> bool:
-        """Whether it was answered well. A refusal is part of what is shown."""
+        """Whether the request succeeded. Refusals are part of the pictures."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"http://{self.address[whom]}{path}", data, headers, method=method)
@@ -143,7 +143,7 @@ class Installation:
         self.children.append(child)
 
     def file(self, name: str, content: object) -> pathlib.Path:
-        """JSON is YAML, too."""
+        """JSON is also YAML."""
         path = self.directory / name
         path.write_text(json.dumps(content))
         return path

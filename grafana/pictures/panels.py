@@ -1,5 +1,5 @@
-"""Panels as SVG: each kind that the dashboards use, by what the panel says of itself. What a panel asks for and nothing
-here draws is an error, so that no picture shows less than its dashboard."""
+"""Panels as SVG: each kind that the dashboards use, drawn from the panel's definition. A feature of a panel that nothing
+here can draw is an error, so that no picture shows less than its dashboard."""
 
 import dataclasses
 import datetime
@@ -26,7 +26,7 @@ LEGEND_ROWS = 7
 
 @dataclasses.dataclass
 class Series:
-    """What a query answered: a legend's name, the labels, and values by time."""
+    """The result of a query: a legend's name, the labels, and values by time."""
 
     name: str
     labels: dict[str, str]
@@ -45,7 +45,7 @@ class Box:
 
 @dataclasses.dataclass
 class Span:
-    """The time that is shown, in seconds since 1970, and how far two points lie from one another."""
+    """The displayed time, in seconds since 1970, and the distance between two points."""
 
     start: float
     end: float
@@ -68,7 +68,7 @@ def draw(panel: Json, box: Box, series: list[Series], span: Span) -> str:
 
 
 def unknown(panel: Json) -> Iterator[str]:
-    """What a panel asks for that nothing here draws."""
+    """The features of a panel that nothing here can draw."""
     kind = panel["type"]
     if kind == "row":
         return
@@ -100,7 +100,7 @@ def unknown(panel: Json) -> Iterator[str]:
 
 
 def time_series(panel: Json, box: Box, series: list[Series], span: Span) -> str:
-    """Lines over time, or areas one upon the other, and a legend with the last and the highest value of each."""
+    """Lines over time, or stacked areas, and a legend with the last and the highest value of each."""
     field = defaults(panel)
     unit, custom = field["unit"], field["custom"]
     legend, legend_height = legend_table(box, series, unit)
@@ -131,7 +131,7 @@ def time_series(panel: Json, box: Box, series: list[Series], span: Span) -> str:
 
 
 def stat(panel: Json, box: Box, series: list[Series], span: Span) -> str:
-    """The last value, large, in the colour of its threshold, above how it came there."""
+    """The last value, large, in the colour of its threshold, above its history."""
     field, points = defaults(panel), series[0].points
     value = points[-1][1]
     colour = of_threshold(field, value)
@@ -153,7 +153,7 @@ def stat(panel: Json, box: Box, series: list[Series], span: Span) -> str:
 
 
 def state_timeline(panel: Json, box: Box, series: list[Series], span: Span) -> str:
-    """A band for each series, coloured by what its value means."""
+    """A band for each series, coloured by the meaning of its value."""
     field = defaults(panel)
     left = max(width(one.name, SMALL_SIZE + 1) for one in series) + 10
     plot = Box(box.x + left, box.y + 4, box.w - left - 4, box.h - 46)
@@ -181,7 +181,7 @@ def state_timeline(panel: Json, box: Box, series: list[Series], span: Span) -> s
 
 
 def table(panel: Json, box: Box, series: list[Series], span: Span) -> str:
-    """A row for each series, a column for each label that is not left out."""
+    """A row for each series, a column for each displayed label."""
     del span
     options = panel["transformations"][0]["options"]
     order = options["indexByName"]
@@ -207,8 +207,8 @@ KINDS: dict[str, Callable[[Json, Box, list[Series], Span], str]] = {
 
 
 def legend_table(box: Box, series: list[Series], unit: str) -> tuple[str, float]:
-    """Names with their last and highest values, and how high that is. Where there is no room for all, those that went
-    highest are shown."""
+    """Names with their last and highest values, and the height of the legend. If not all fit, the series with the
+    highest values are shown."""
     shown = [(index, one, max(value for _, value in one.points)) for index, one in enumerate(series) if one.points]
     room = min(LEGEND_ROWS, int(box.h / 2 / ROW) - 1)
     left_out = len(shown) - room + 1 if len(shown) > room else 0
@@ -252,7 +252,7 @@ def clock(plot: Box, span: Span) -> str:
 
 
 def stack(series: list[Series]) -> Iterator[tuple[Points, dict[float, float]]]:
-    """Each series upon those before it, and what it stands on."""
+    """Each series stacked on those before it, and its base line."""
     ground: dict[float, float] = {}
     for one in series:
         below = {at: ground.get(at, 0.0) for at, _ in one.points}
@@ -261,7 +261,7 @@ def stack(series: list[Series]) -> Iterator[tuple[Points, dict[float, float]]]:
 
 
 def pieces(points: Points, span: Span) -> Iterator[Points]:
-    """A line is broken where nothing was measured."""
+    """A line has a gap where there is no data."""
     piece: Points = []
     for at, value in points:
         if piece and at - piece[-1][0] > 1.5 * span.step:
@@ -273,7 +273,7 @@ def pieces(points: Points, span: Span) -> Iterator[Points]:
 
 
 def path(places: list[tuple[float, float]]) -> str:
-    """Straight lines; those that go on level are one."""
+    """Straight lines; consecutive level ones are joined."""
     tenths = [(round(x * 10), round(y * 10)) for x, y in places]
     kept = [
         here for index, here in enumerate(tenths)
@@ -304,7 +304,7 @@ def text(x: float, y: float, said: str, *, size: float, weight: int = 400, fill:
 
 
 def width(said: str, size: float, *, bold: bool = False) -> float:
-    """About how wide a text is: who looks at it may have another font."""
+    """The approximate width of a text: the viewer's font may differ."""
     wide = sum(0.32 if letter in "iljtf.,:;|' " else 0.88 if letter in "mwMW%" else 0.66 if letter.isupper() else 0.56 for letter in said)
     return wide * size * (1.06 if bold else 1)
 

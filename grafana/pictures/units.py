@@ -2,7 +2,7 @@
 
 import math
 
-# A unit's steps: from which value on, what one of it is worth, and what stands behind the number.
+# A unit's steps: the lowest value, the size of one, and the suffix of the number.
 Steps = list[tuple[float, float, str]]
 
 SHORT: Steps = [(0, 1, ""), (1e3, 1e3, " K"), (1e6, 1e6, " Mil"), (1e9, 1e9, " Bil")]
@@ -20,7 +20,7 @@ OF_CLOCKS = [60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0
 
 
 def write(value: float, unit: str, decimals: int | None = None) -> str:
-    """A number with its unit: with so many decimals, or to three digits."""
+    """A number with its unit: with this many decimals, or to three digits."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "–"
     steps = UNITS[unit]

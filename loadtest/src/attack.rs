@@ -1,6 +1,6 @@
-//! `waybill-loadtest attack`: attacks of a hostile process on the network, all at once.
+//! `waybill-loadtest attack`: attacks of a hostile process on the network, all at the same time.
 //!
-//! It shows that honest clients are still served: run it beside `waybill-loadtest run attacked`.
+//! It shows that honest clients are still served: run it alongside `waybill-loadtest run attacked`.
 //! Attackers use their own loopback addresses, so that limits by address apply to them and not to
 //! the load. They pause between steps, because a flood that takes all CPU is another test.
 //!
@@ -135,7 +135,7 @@ enum Attack {
     DrippingBody,
     /// Requests large answers over HTTP/2 and reads none.
     UnreadAnswers,
-    /// Leaves a large answer unread over HTTP/2, and reads small ones beside it.
+    /// Leaves a large answer unread over HTTP/2, and reads small ones in the meantime.
     UnreadBesideReadAnswers,
     /// Sends heads with ambiguous framing.
     AmbiguousFraming,

@@ -111,7 +111,7 @@ pub struct StartOptions {
 /// The time for a process to announce its addresses and become ready. Generous, because it limits
 /// only failures.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The time for an graceful stop.
+/// The time for a graceful stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(40);
 /// The subdirectory with a process's data.
 const DATA_DIR: &str = "data";
@@ -374,7 +374,7 @@ impl Started {
     }
 
     async fn stop(mut self) -> anyhow::Result<()> {
-        // The shell's built-in `kill`: another one may not be installed.
+        // The shell's built-in `kill`: another one might not be installed.
         let asked = Command::new("sh")
             .args(["-c", &format!("kill -TERM {}", self.pid)])
             .status()

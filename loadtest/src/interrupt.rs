@@ -15,7 +15,7 @@ pub struct Interrupt {
 pub struct Interrupted;
 
 impl Interrupt {
-    /// Starts to handle signals. From then on a signal does not end the process by itself.
+    /// Starts to handle signals. From then on a signal does not end the process on its own.
     ///
     /// # Errors
     ///

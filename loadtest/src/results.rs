@@ -1,7 +1,7 @@
 //! The results of a run: accepted, refused and ended requests, by phase, tenant, kind and second.
 //!
-//! The senders, the reader of the status topic and the sampler share them, under a lock that is held
-//! only briefly. Accepted operations are kept to the end, because a final state may be
+//! The senders, the reader of the status topic and the sampler share them, under a lock that is
+//! held only briefly. Accepted operations are kept to the end, because a final state may be
 //! followed by another and the judge needs all of them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -169,8 +169,8 @@ impl RunResults {
         self.inner().accepted(id, drawn, intended, at);
     }
 
-    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer, or
-    /// why there is none.
+    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer,
+    /// or why there is none.
     pub fn refused(&self, drawn: Drawn, status: u16, message: &str) {
         let mut inner = self.inner();
         inner.refuse(status, 1, message);

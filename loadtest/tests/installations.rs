@@ -172,7 +172,10 @@ fn scaled_down_batches_do_not_wait_to_be_full() {
 #[test]
 fn a_run_against_an_unreachable_address_fails_and_names_it() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
-    let nobody = listener.local_addr().expect("it is bound").to_string();
+    let nobody = listener
+        .local_addr()
+        .expect("the listener is bound")
+        .to_string();
     drop(listener);
     for (flag, message) in [
         ("--http", "(--http) does not answer"),
@@ -207,14 +210,17 @@ fn an_interrupted_run_reports_the_results_so_far() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program was built");
-    let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
+    let mut progress = BufReader::new(run.stderr.take().expect("the output is piped")).lines();
     let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
-    assert!(matches!(under_way, Some(Ok(_))), "it reports its progress");
+    assert!(
+        matches!(under_way, Some(Ok(_))),
+        "the command reports its progress"
+    );
     let interrupt = format!("kill -INT {}", run.id());
     let status = Command::new("sh").args(["-c", &interrupt]).status();
     assert!(status.is_ok_and(|status| status.success()));
     for _ in progress {}
-    let output = run.wait_with_output().expect("it ends");
+    let output = run.wait_with_output().expect("the program ends");
     let message = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{message}");
     assert!(
@@ -229,7 +235,7 @@ fn an_interrupted_run_reports_the_results_so_far() {
 }
 
 #[test]
-fn a_run_fails_at_once_if_waybill_exits() {
+fn a_run_fails_immediately_if_waybill_exits() {
     if !waybill().exists() {
         println!("SKIPPED: a run whose Waybill dies: there is none");
         return;
@@ -248,23 +254,26 @@ fn a_run_fails_at_once_if_waybill_exits() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program was built");
-    let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
+    let mut progress = BufReader::new(run.stderr.take().expect("the output is piped")).lines();
     let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
-    assert!(matches!(under_way, Some(Ok(_))), "it reports its progress");
+    assert!(
+        matches!(under_way, Some(Ok(_))),
+        "the command reports its progress"
+    );
     let status = Command::new("sh")
         .args(["-c", &format!("kill -KILL {}", child_named("up", run.id()))])
         .status();
     assert!(status.is_ok_and(|status| status.success()));
     // Without the interruption it would wait for minutes.
     for _ in progress {}
-    let output = run.wait_with_output().expect("it ends");
+    let output = run.wait_with_output().expect("the program ends");
     let message = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{message}");
     assert!(message.contains("has ended"), "{message}");
 }
 
 #[test]
-fn honest_clients_are_served_beside_an_attack() {
+fn honest_clients_are_served_during_an_attack() {
     if !waybill().exists() {
         println!("SKIPPED: an attack: there is no Waybill");
         return;
@@ -287,7 +296,7 @@ fn honest_clients_are_served_beside_an_attack() {
         .stderr(Stdio::null())
         .spawn();
     let mut up = Killed(up.expect("the program was built"));
-    let mut lines = BufReader::new(up.0.stdout.take().expect("it is piped")).lines();
+    let mut lines = BufReader::new(up.0.stdout.take().expect("the output is piped")).lines();
     let addresses = listeners.map(|_| {
         let line = lines.next().expect("it listens").expect("a text");
         let announced = line
@@ -316,7 +325,7 @@ fn honest_clients_are_served_beside_an_attack() {
     let message = String::from_utf8_lossy(&run.stdout);
     assert!(run.status.success(), "{message}");
     assert!(message.contains("\nBALANCED    100 "), "{message}");
-    let attack = attack.wait_with_output().expect("it ends");
+    let attack = attack.wait_with_output().expect("the program ends");
     let message = String::from_utf8_lossy(&attack.stdout);
     let lines: Vec<&str> = message
         .lines()

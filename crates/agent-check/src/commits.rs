@@ -60,7 +60,7 @@ impl Commits {
         self.newest.iter().any(Option::is_some)
     }
 
-    /// A request behind which the group has committed no offset yet.
+    /// A request after which the group has committed no offset yet.
     pub(super) fn missing(&self, transcript: &Transcript, requests: &[SentId]) -> Option<String> {
         let behind = requests.iter().map(|id| transcript.get(*id)).find(|sent| {
             let committed = offset_in(&self.newest, sent.partition);

@@ -172,7 +172,7 @@ impl<'a> Harness<'a> {
             .collect())
     }
 
-    /// Waits until each of these requests is answered, or no answer can come any more.
+    /// Waits until each of these requests is answered, or no answer can arrive any more.
     pub(super) fn wait(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
         let grace = GRACE + self.settings.clock_tolerance;
         loop {
@@ -211,8 +211,8 @@ impl<'a> Harness<'a> {
         self.transcript.get(id).outcome().cloned()
     }
 
-    /// Requests an action as a scheduler does: in further attempts while the outcome is undecided.
-    /// An attempt without an answer ends it.
+    /// Requests an action as a scheduler does: in more attempts while the outcome is undecided. An
+    /// attempt without an answer ends it.
     pub(super) fn ask(
         &mut self,
         operation: OperationId,

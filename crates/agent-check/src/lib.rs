@@ -60,8 +60,8 @@ pub struct CheckSettings {
     pub workflow: String,
     /// The tenant that the requests name. Default: none.
     pub tenant: String,
-    /// The input of each operation, a JSON object; `{{operation}}` in it becomes the operation's id.
-    /// Default: `{}`.
+    /// The input of each operation, a JSON object; `{{operation}}` in it becomes the operation's
+    /// id. Default: `{}`.
     pub input: String,
     /// An input for which the step takes longer than [`CheckSettings::SLOW_STEP`]. Default: none.
     pub slow_input: Option<String>,
@@ -71,7 +71,7 @@ pub struct CheckSettings {
     pub patience: Duration,
     /// Time until complete-by, for requests that expect an answer. Default: 10 s.
     pub complete_within: Duration,
-    /// How far an answer's timestamp may be behind complete-by. Default: 100 ms.
+    /// How far an answer's timestamp may be after complete-by. Default: 100 ms.
     pub clock_tolerance: Duration,
     /// How many requests a burst has. Default: 200.
     pub burst: usize,

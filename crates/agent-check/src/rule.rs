@@ -16,11 +16,11 @@ pub enum Rule {
     Repeat,
     /// Overlapping attempts at one step have one effect: their outputs are equal.
     Overlap,
-    /// A request of an older epoch behind a newer one is answered correctly, too.
+    /// A request of an older epoch after a newer one is answered correctly, too.
     OldEpoch,
     /// A request whose complete-by has passed is neither started nor answered.
     Late,
-    /// No reply comes after its complete-by.
+    /// No reply arrives after its complete-by.
     Deadline,
     /// A probe changes nothing, and reports whether the effect exists.
     Probe,
@@ -36,7 +36,7 @@ pub enum Rule {
     UndoRace,
     /// A step that the agent does not know is answered, and has no effect.
     UnknownStep,
-    /// A poison record does not stop the records behind it.
+    /// A poison record does not stop the records after it.
     Poison,
     /// The poison record is on the dead-letter topic, unchanged, with its position and the reason.
     DeadLetter,
@@ -48,7 +48,7 @@ pub enum Rule {
     Trace,
     /// In a burst of requests, each is answered by its complete-by.
     Burst,
-    /// The agent commits offsets, and only behind answered requests.
+    /// The agent commits offsets, and only after answered requests.
     Commit,
     /// The service's own counts agree: at most one effect per key, and none that was undone.
     Effects,

@@ -1,4 +1,4 @@
-//! Follows the operations that failed for good, as a consumer group of its own.
+//! Follows the operations that failed for good, as its own consumer group.
 //!
 //! ```sh
 //! cargo run --release -p waybill-agent --example follow_failed_operations -- 127.0.0.1:9092
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let message = match message {
             Ok(message) => message,
-            // The client recovers by itself.
+            // The client recovers on its own.
             Err(error) => {
                 eprintln!("nothing can be read for now: {error}");
                 continue;

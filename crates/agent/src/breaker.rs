@@ -2,7 +2,7 @@
 //!
 //! Closed, it keeps the results of the last calls, and opens on a failure that brings the share of
 //! failures to the limit. A success never opens it: after a repair the window may still hold many
-//! failures. After `open_for`, the next calls are probes, a few at once, and only their results
+//! failures. After `open_for`, the next calls are probes, a few at a time, and only their results
 //! close the breaker or open it again.
 //!
 //! What must hold: a result counts only in the state in which its call began. A call that began
@@ -297,7 +297,7 @@ mod tests {
         let mut failures = 0;
         while is_admitted(&breaker, true).await {
             failures += 1;
-            assert!(failures <= CALLS, "it never opens");
+            assert!(failures <= CALLS, "the circuit never opens");
         }
         assert_eq!(failures, CALLS / 2);
     }
@@ -371,7 +371,7 @@ mod tests {
         let mut failures = 0;
         while breaker.call(async { Judged::Failure(()) }).await.is_ok() {
             failures += 1;
-            assert!(failures < 20, "it never opens");
+            assert!(failures < 20, "the circuit never opens");
             for _ in 0..3 {
                 _ = breaker.call(async { Judged::CutShort(()) }).await;
             }

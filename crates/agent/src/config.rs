@@ -22,12 +22,12 @@ pub struct AgentsConfig {
     pub built_in: bool,
     /// How the built-in agents call the simulated services.
     pub built_in_calls: BuiltInCalls,
-    /// Files of further declarative HTTP agents.
+    /// Files of additional declarative HTTP agents.
     pub files: Vec<PathBuf>,
-    /// Step requests that one agent holds at once, running and waiting.
+    /// Step requests that one agent holds, running and waiting.
     pub in_flight_max: usize,
     /// A name that stays the same over restarts of this process, so that it gets its share of the
-    /// work back at once. It must be unique; `null` for one that is kept below the data directory.
+    /// work back immediately. It must be unique; `null` for one that is kept in the data directory.
     pub instance_id: Option<String>,
     /// How long an agent process may be silent before other processes take over its share.
     #[serde(with = "DurationText")]

@@ -13,7 +13,7 @@ pub struct StepCall {
     /// The scheduler's request.
     pub request: StepRequest,
     /// When it was sent, on this process's monotonic clock: from the timestamp of its record, if it
-    /// came in one.
+    /// arrived in one.
     pub sent: Instant,
     /// The request's complete-by on this process's monotonic clock. When it passes, the run loop
     /// drops the handler's future and sends no answer.

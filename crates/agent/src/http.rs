@@ -397,13 +397,13 @@ impl HttpAgent {
             (Verdict::Success, Err(BodyError::TooLarge)) => unknown(
                 "answer-too-large",
                 format!(
-                    "the service's answer has more than {} bytes",
+                    "the service's response has more than {} bytes",
                     self.response_bytes_max
                 ),
             ),
             (Verdict::Success, Err(BodyError::Incomplete(error))) => unknown(
                 "answer-incomplete",
-                format!("the service's answer is incomplete: {error}"),
+                format!("the service's response is incomplete: {error}"),
             ),
             (failure, body) => self
                 .rules

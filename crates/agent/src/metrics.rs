@@ -9,7 +9,7 @@ use waybill_telemetry::{Declared, Metric};
 
 const ATTEMPTS: Metric<Counter, 2> = Metric::new(
     "waybill_agent_attempts_total",
-    "Attempts by outcome; late ones were past their complete-by and got no answer",
+    "Attempts by outcome; late ones were past their complete-by and got no reply",
     ["agent", "outcome"],
 );
 const POISON: Metric<Counter, 1> = Metric::new(
@@ -37,12 +37,12 @@ const BREAKER: Metric<Gauge, 1> = Metric::new(
 );
 const CALLS: Metric<Counter, 2> = Metric::new(
     "waybill_service_calls_total",
-    "HTTP calls of an agent's service by status class of the answer; failed calls got no answer",
+    "HTTP calls of an agent's service by status class of the response; failed calls got no response",
     ["agent", "status"],
 );
 const CALL_DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_service_call_duration_seconds",
-    "Duration of calls of an agent's service, from the request to the end of the answer",
+    "Duration of calls of an agent's service, from the request to the end of the response",
     ["agent"],
 );
 

@@ -9,14 +9,14 @@
 //!   it needs none because its complete-by has passed. The committed offset of a partition never
 //!   passes a request that is not done.
 //! * **No agent blocks another.** The shared consumer is always polled. A request for which an
-//!   agent has no room or time is answered `not attempted` immediately.
+//!   agent has no capacity or time is answered `not attempted` immediately.
 //! * **No answers past complete-by.** A request that is late when it is read or dequeued is not
 //!   started, a late handler is dropped, and neither is answered.
 //! * **A superseded owner is refused.** Once a newer owner of a shard has sent requests to this
 //!   process, requests of the older one are answered `not attempted`.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
 //!   unchanged; a panic ends one attempt. A record that cannot be decoded *yet*, because the schema
-//!   registry is unavailable, is kept, and reading pauses meanwhile.
+//!   registry is unavailable, is kept, and reading pauses in the meantime.
 //!
 //! Deliberately absent: any memory of performed steps. The service ensures one effect per step, by
 //! the idempotency key.

@@ -13,8 +13,8 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 
 const SCOPE: &str = "waybill.agent";
 
-/// Begins the span of an attempt, and makes it the parent of the attempt's spans. The request came
-/// through `topic`, or from the scheduler directly.
+/// Begins the span of an attempt, and makes it the parent of the attempt's spans. The request
+/// arrived through `topic`, or from the scheduler directly.
 pub(crate) fn of_attempt(call: &mut StepCall, topic: Option<&str>) -> Option<OpenSpan> {
     let request = &mut call.request;
     let parent = request.traceparent.as_deref()?;
@@ -84,7 +84,7 @@ pub(crate) fn of_call(request: &mut Request<Bytes>) -> Option<OpenSpan> {
     Some(span)
 }
 
-/// Ends the span of a call that was answered with this status, or not at all.
+/// Ends the span of a call that got a response with this status, or no response.
 pub(crate) fn called(mut span: OpenSpan, status: Option<u16>) {
     match status {
         Some(status) => {

@@ -57,7 +57,7 @@ struct Clumsy {
 
 impl Clumsy {
     fn falls(&self, over: &'static str) -> BoxFuture<'_, Outcome> {
-        assert!(self.awaits_first, "over {over} at once");
+        assert!(self.awaits_first, "over {over} concurrently");
         Box::pin(async move {
             tokio::task::yield_now().await;
             panic!("over {over} later");
@@ -81,7 +81,7 @@ impl Handler for Clumsy {
 
 #[tokio::test]
 async fn a_panic_leaves_the_outcome_of_any_action_unknown() {
-    for (awaits_first, when) in [(false, "at once"), (true, "later")] {
+    for (awaits_first, when) in [(false, "immediately"), (true, "later")] {
         for action in ACTIONS {
             let outcome = attempt(&Clumsy { awaits_first }, asked(action)).await;
             let Some(Outcome::Unknown { error }) = outcome else {
@@ -94,7 +94,7 @@ async fn a_panic_leaves_the_outcome_of_any_action_unknown() {
     }
 }
 
-/// Never ends by itself; counts how often it was begun and dropped.
+/// Never ends on its own; counts how often it was begun and dropped.
 #[derive(Default)]
 struct Endless {
     begun: AtomicUsize,

@@ -92,7 +92,7 @@ impl Broker {
         assert_eq!(settled, Ok(Ok(())));
     }
 
-    /// Reads until this many further replies arrived: partition and reply, in order of arrival.
+    /// Reads until this many additional replies arrived: partition and reply, in order of arrival.
     fn replies(&self, count: usize) -> Vec<(PartitionId, StepReply)> {
         read(&self.replies, count)
             .into_iter()
@@ -279,7 +279,7 @@ async fn a_panic_harms_only_its_own_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_more_attempts_run_at_once_than_the_handler_allows() {
+async fn concurrent_attempts_stay_within_the_limit_of_the_handler() {
     let broker = Broker::start();
     let fast = Scripted::new(3);
     let agents = start(&broker, &[("fast", &fast)]);
@@ -296,7 +296,7 @@ async fn no_more_attempts_run_at_once_than_the_handler_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn past_complete_by_nothing_is_started_or_answered() {
+async fn a_request_past_complete_by_is_neither_started_nor_answered() {
     let broker = Broker::start();
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);
@@ -345,13 +345,13 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
     broker.send(&[older.clone(), of_epoch("after", 8)]);
     let replies = broker.replies(2);
     let answer = replies.iter().find(|(_, reply)| reply.step == "older");
-    let (_, answer) = answer.expect("it is answered, too");
+    let (_, answer) = answer.expect("the older request is answered");
     assert_eq!(
         (answer.operation, answer.epoch),
         (older.operation, Epoch(7))
     );
     let Outcome::NotAttempted { error, .. } = &answer.outcome else {
-        panic!("it was attempted: {answer:?}");
+        panic!("the request was attempted: {answer:?}");
     };
     assert_eq!(error.code, "owner-superseded");
     assert_eq!(fast.calls(), 2, "only requests of the newer owner");
@@ -359,13 +359,13 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_without_room_hands_back_at_once_and_blocks_no_other() {
+async fn a_full_agent_hands_back_immediately_and_blocks_no_other() {
     let broker = Broker::start();
     let (fast, slow) = (Scripted::new(4), Scripted::new(1));
     let mut config = broker.config();
     config.in_flight_max = 2;
     let agents = start_with(config, &[("fast", &fast), ("slow", &slow)]);
-    // One runs, one waits, three find no room.
+    // One request runs, one waits, and three are refused.
     let held: Vec<_> = (0..5).map(|_| request("slow", "hold").build()).collect();
     broker.send(&held);
     let back = broker.replies(3);
@@ -427,14 +427,14 @@ async fn work_that_could_not_start_in_time_is_handed_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_done() {
+async fn work_with_too_little_time_left_is_handed_back_and_done() {
     let broker = Broker::start();
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);
     learns(&broker, &slow, Duration::from_secs(4)).await;
     broker.send(&[request("slow", "hold").build()]);
     eventually("the second runs", || slow.calls() == 2).await;
-    // After waiting for eight of its seconds, it has less time left than two attempts take.
+    // After a wait of eight seconds, the request has less time left than two attempts take.
     let hasty = request("slow", "hold")
         .complete_within(Duration::from_secs(15))
         .build();
@@ -452,7 +452,7 @@ async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_do
         matches!(&reply.outcome, Outcome::NotAttempted { error, .. } if error.code == "no-room"),
         "{reply:?}"
     );
-    assert_eq!(slow.calls(), 2, "it was not started");
+    assert_eq!(slow.calls(), 2, "the work was not started");
     // No request is left open: a shutdown waits for open ones.
     agents.shutdown().await.unwrap();
 }
@@ -469,7 +469,7 @@ async fn a_shutdown_finishes_running_attempts_and_hands_back_waiting_ones() {
     broker.send_raw(&[(topic.clone(), b"no request".to_vec())]);
     let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
     assert_eq!(read(&dead_letters, 1).len(), 1);
-    eventually("one runs", || slow.calls() == 1).await;
+    eventually("one request runs", || slow.calls() == 1).await;
     let shutdown = tokio::spawn(agents.shutdown());
     let back = broker.replies(3);
     assert!(back.iter().all(|(_, reply)| matches!(&reply.outcome,
@@ -498,7 +498,7 @@ async fn a_shutdown_does_not_wait_longer_than_the_drain_time() {
     config.drain_timeout = Duration::from_millis(100);
     let agents = start_with(config, &[("slow", &slow)]);
     broker.send(&[request("slow", "hang").build()]);
-    eventually("it runs", || slow.calls() == 1).await;
+    eventually("the request runs", || slow.calls() == 1).await;
     let start = Instant::now();
     agents.shutdown().await.unwrap();
     assert!(start.elapsed() < PATIENCE / 2);
@@ -562,7 +562,7 @@ async fn a_poison_record_is_dead_lettered_and_the_rest_continues() {
     agents.shutdown().await.unwrap();
 }
 
-/// The record is met twice before it is skipped, which takes most of a minute.
+/// The client encounters the record twice before it skips it, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_continues() {
     let broker = Broker::start();
@@ -576,7 +576,7 @@ async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_
     let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
     let deadline = Instant::now() + PATIENCE * 4;
     while dead_letters.known_end(&Topics::dead_letter(&topic), PartitionId(0)) != Some(Offset(1)) {
-        assert!(Instant::now() < deadline, "no dead letter came");
+        assert!(Instant::now() < deadline, "no dead letter arrived");
         tokio::time::sleep(PATIENCE / 100).await;
     }
     let dead_letter = read(&dead_letters, 1).remove(0);
@@ -676,7 +676,7 @@ async fn agents_are_ready_once_they_have_an_assignment() {
             .expect("never ready");
         assert!(agents.is_ready());
     }
-    assert!(!alone.is_ready(), "there is no group where no broker is");
+    assert!(!alone.is_ready(), "there is no group without a broker");
     for agents in processes {
         agents.shutdown().await.unwrap();
     }

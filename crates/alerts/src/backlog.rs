@@ -1,7 +1,7 @@
 //! The alerts that wait for one receiver, and how they are grouped into messages.
 //!
 //! Time is an argument, and nothing is sent here: the worker asks for the next message. An alert
-//! without a similar one before it is *fresh* and is sent at once. It opens a window in which
+//! without a similar one before it is *fresh* and is sent immediately. It opens a window in which
 //! similar alerts are gathered. The window lasts `dedup_window` from when the fresh alert was
 //! taken, so that a receiver that was unreachable for an hour gets two messages of a kind, not
 //! sixty.
@@ -73,7 +73,7 @@ struct FoldedRepeats<T> {
 /// How an alert was queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Taken {
-    /// As a message of its own.
+    /// As its own message.
     Fresh,
     /// As a repeat of an earlier alert.
     Folded,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_alert_is_sent_at_once_and_repeats_are_summarized() {
+    fn the_first_alert_is_sent_immediately_and_repeats_are_summarized() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         assert_eq!(backlog.enqueue(of_operation("a"), 1, start), Taken::Fresh);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alert_after_a_window_without_repeats_is_sent_at_once() {
+    fn an_alert_after_a_window_without_repeats_is_sent_immediately() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         backlog.enqueue(alert(), 1, start);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_backlog_returns_everything_at_once() {
+    fn a_closed_backlog_returns_everything_immediately() {
         let mut backlog = backlog(10, 10);
         let now = Instant::now();
         for callback in [1, 2, 3] {

@@ -30,12 +30,13 @@ pub struct AlertsConfig {
     /// How long repeats of an alert are gathered before one message reports all of them.
     #[serde(with = "DurationText")]
     pub dedup_window: Duration,
-    /// How many repeats are gathered at once; beyond it they are reported earlier.
+    /// The number of repeats that are gathered for a receiver; beyond it they are reported earlier.
     pub folded_max: usize,
-    /// How many different alerts may wait at once; beyond it no further ones are read. The topic is
-    /// read ahead of the receiver by at most this number and `foldedMax` together.
+    /// The number of different alerts that may wait for a receiver; beyond it no further ones are
+    /// read. The topic is read ahead of the receiver by at most this number and `foldedMax`
+    /// together.
     pub queue_max: usize,
-    /// How often a message is tried before it is given up.
+    /// The number of attempts before a message is given up.
     pub attempts_max: u32,
     /// The wait before the second attempt, doubled for each further one, with jitter.
     #[serde(with = "DurationText")]
@@ -49,8 +50,8 @@ pub struct AlertsConfig {
     /// The time limit of one attempt; by e-mail, for each address.
     #[serde(with = "DurationText")]
     pub timeout: Duration,
-    /// Older alerts are counted and not sent. This applies to a new receiver, and to one that was
-    /// unreachable for long.
+    /// Older alerts are counted and not sent. This also applies to a new receiver, and to one that
+    /// was unavailable for a long time.
     #[serde(with = "DurationText")]
     pub max_age: Duration,
     /// The receivers, by name.

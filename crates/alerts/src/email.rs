@@ -36,7 +36,7 @@ const ADDRESSES_MAX: usize = 100;
 /// A server's explanation is clipped at this length, in bytes.
 const CAUSE_BYTES_MAX: usize = 512;
 
-/// How long a server may take to end the session. What it accepted before is delivered.
+/// How long a server may take to end the session. Messages that it accepted before are delivered.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A receiver that gets e-mails.
@@ -193,7 +193,7 @@ impl Unwritten {
         match self.code {
             Some(code) => format!("the server answered {code}"),
             None if self.is_unreachable => self.cause.clone(),
-            None => "the server sent invalid answers".to_owned(),
+            None => "the server sent an invalid reply".to_owned(),
         }
     }
 }

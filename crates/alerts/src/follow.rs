@@ -12,8 +12,8 @@
 //!   in the topic, and the consumer stays in its group.
 //!
 //! A record that cannot be read goes to the topic's dead-letter topic. Only the first follower, in
-//! the order of their names, publishes it, so that it is published once. If another becomes the first,
-//! it publishes the records that it reads from then on, some of them possibly again.
+//! the order of their names, publishes it, so that it is published once. If another becomes the
+//! first, it publishes the records that it reads from then on, some of them possibly again.
 //!
 //! Two processes share a receiver's partitions. A process that takes over a partition may deliver
 //! alerts again that the other was delivering; alerts have ids.
@@ -60,10 +60,10 @@ pub struct AlertSource {
     /// The names of the topics.
     pub topics: Topics,
     /// A name that stays the same over restarts of this process, so that it gets its partitions
-    /// back at once after it was killed; `None` to join as a new member at each start.
+    /// back immediately after it was killed; `None` to join as a new member at each start.
     pub instance_id: Option<String>,
-    /// How long an attempt under way at a stop may continue. An attempt that is cut off is repeated
-    /// after the next start, and the receiver may then get the alert twice.
+    /// How long an attempt in progress at a stop may continue. An attempt that is cut off is
+    /// repeated after the next start, and the receiver may then get the alert twice.
     pub stop_within: Duration,
 }
 

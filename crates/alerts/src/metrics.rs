@@ -88,7 +88,7 @@ pub const METRICS: &[&dyn Declared] = &[
 
 /// The metrics of one receiver.
 pub(super) struct ReceiverMetrics {
-    /// Delivered alerts, each by itself or as one of several.
+    /// Delivered alerts, each individually or as one of several.
     pub delivered: Counter,
     /// Alerts that were given up or refused.
     pub failed: Counter,

@@ -42,7 +42,7 @@ use super::notifier::Undeliverable;
 use super::retries::Retries;
 use crate::config::AlertsConfig;
 
-/// How many messages one channel sends at once; others wait.
+/// How many messages one channel sends at the same time; others wait.
 const SENDING_MAX: usize = 8;
 
 /// Notifies owners on one channel, once it [runs](OwnersFollower::run).

@@ -31,7 +31,7 @@ impl Retries {
         }
     }
 
-    /// Sends a message. Once `stop` is cancelled, the attempt under way is the last.
+    /// Sends a message. Once `stop` is cancelled, the attempt in progress is the last.
     pub(super) async fn deliver(
         &self,
         receiver: &str,

@@ -1,4 +1,4 @@
-//! A body in the receiver's own form: a text with placeholders such as `{{alert.kind}}`.
+//! A body in the receiver's own format: a text with placeholders such as `{{alert.kind}}`.
 //!
 //! What must hold: no value can escape from its place in the template. Values are escaped for the
 //! body's content type, and a JSON template that could become invalid JSON is refused when it is
@@ -99,8 +99,8 @@ impl<M: Fill> Template<M> {
         body
     }
 
-    /// Detects placeholders outside of JSON strings, by values that are no JSON on their own, and
-    /// by empty values.
+    /// Detects placeholders outside of JSON strings, with sample values that are not valid JSON
+    /// alone, and with empty values.
     fn check(&self) -> Result<(), String> {
         if self.escape != Escape::Json {
             return Ok(());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_content_type_says_how_to_escape_and_an_unknown_one_is_not_guessed_at() {
+    fn the_content_type_determines_the_escaping_and_an_unknown_one_is_refused() {
         for (content_type, escape) in [
             ("application/json", Some(Escape::Json)),
             ("Application/JSON; charset=utf-8", Some(Escape::Json)),

@@ -53,7 +53,7 @@ impl Worker {
     }
 
     /// Serves the receiver until `stop` is cancelled, or until all notifiers are dropped and
-    /// everything was sent. A stop waits only for the attempt under way. All other alerts must be
+    /// everything was sent. A stop waits only for the attempt in progress. All other alerts must be
     /// submitted again.
     pub async fn run(mut self, stop: CancellationToken) {
         let name = self.name.as_str();

@@ -28,7 +28,7 @@ pub use self::envelope::{Envelope, IDEMPOTENCY_KEY, TRACEPARENT};
 use super::id::{self, CallerId};
 use super::tenant_limits::TenantLimits;
 
-/// The built-in workflow for deliveries, whose requests have a form of their own.
+/// The built-in workflow for deliveries, whose requests have their own form.
 pub const DRONE_DELIVERY: &str = "drone-delivery";
 
 /// The field with the contacts to notify when an operation ends.
@@ -402,7 +402,7 @@ impl<'a> Draft<'a> {
             },
         };
         let caller_id = caller_id.map(CallerId::into_string);
-        // A delivery has a priority of its own, unless the general form has another.
+        // A delivery has its own priority, unless the general form has another.
         let of_input = match &input {
             Input::Delivery(delivery) if delivery.expedited => Priority::High,
             Input::Delivery(_) | Input::Other(_) => Priority::Normal,
@@ -488,7 +488,7 @@ pub fn named(
 }
 
 /// The hash of a request's canonical form: its parts in this order, each after its length. Rows
-/// keep it, so neither order nor parts may change. Contacts are further parts: a request without
+/// keep it, so neither order nor parts may change. Contacts are additional parts: a request without
 /// contacts keeps the hash that it had before contacts existed.
 pub fn request_hash(
     workflow: &str,

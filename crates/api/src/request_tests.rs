@@ -163,7 +163,7 @@ fn ids_that_disagree_are_named() {
 }
 
 #[test]
-fn a_wrong_id_and_a_past_deadline_are_named_beside_other_wrong_fields() {
+fn a_wrong_id_and_a_past_deadline_are_named_with_the_other_wrong_fields() {
     let body = with(delivery_body(), "deliveryId", "has space");
     let body = with(body, "deadline", "1970-01-01T00:00:00Z");
     let body = with(with(body, "pickupTime", Value::Null), "ownerId", 1);
@@ -252,7 +252,7 @@ fn tenants_do_not_share_ids() {
 }
 
 #[test]
-fn every_wrong_field_is_named_at_once() {
+fn one_refusal_names_every_wrong_field() {
     let body = json!({
         "workflow": "nope", "id": "a b", "input": [], "deadline": "soon", "tenant": 7,
         "replyTo": "elsewhere", "extra/field": 1,
@@ -406,7 +406,7 @@ fn contacts_are_separate_from_the_input_and_equal_in_both_forms() {
 }
 
 #[test]
-fn contacts_are_part_of_the_hash_where_there_are_any() {
+fn existing_contacts_are_part_of_the_hash() {
     let hash = |body: &Value| take_delivery(body, &with_key("d-1")).record.request_hash;
     let none = hash(&delivery_body());
     assert_eq!(hash(&with_contacts(Value::Null)), none);

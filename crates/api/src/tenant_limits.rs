@@ -28,8 +28,8 @@ pub struct Rate {
 /// The rate limits of tenants.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TenantRates {
-    /// For each tenant without a limit of its own; requests without a tenant count as one. `None`:
-    /// no limit.
+    /// For each tenant without its own limit; requests without a tenant count as one. `None`: no
+    /// limit.
     pub each: Option<Rate>,
     /// The limits of single tenants, by name.
     pub named: BTreeMap<String, Rate>,
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// How many of `count` requests at once pass.
+    /// How many of `count` simultaneous requests pass.
     fn passed(limits: &TenantLimits, tenant: &str, count: usize) -> usize {
         let tenant = tenant.to_owned();
         (0..count).filter(|_| limits.take(&tenant).is_ok()).count()

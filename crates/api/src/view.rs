@@ -1,4 +1,5 @@
-//! The answers of the HTTP API about operations, which ingestion writes and the operator commands read.
+//! The answers of the HTTP API about operations, which ingestion writes and the operator commands
+//! read.
 //!
 //! An absent field is empty. Readers ignore unknown fields, so that fields can be added.
 
@@ -69,7 +70,7 @@ pub struct OperationView {
     #[schema(value_type = Vec<String>)]
     pub verbs: Vec<Cow<'static, str>>,
     /// The result of a cancel: `requested` while completed steps are being undone, `applied`, or
-    /// `refused` if it came too late.
+    /// `refused` if it arrived too late.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "requested")]
     pub cancel: Option<Cow<'static, str>>,

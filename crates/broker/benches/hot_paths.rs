@@ -2,10 +2,11 @@
 //! of its answer: produce requests that append to a log, and fetch requests that read it.
 //! `.ci/budgets` holds the limits.
 //!
-//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in; the
-//! benchmark's own thread alone is counted, and no request of it waits for another one.
+//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked
+//! in; the benchmark's own thread alone is counted, and no request of it waits for another one.
 //!
-//! Deliberately absent: sockets, and syncs, which another thread makes. The kernel's work is not counted.
+//! Deliberately absent: sockets, and syncs, which another thread makes. The kernel's work is not
+//! counted.
 //!
 //! `.ci/budgets/check broker` runs it.
 
@@ -156,7 +157,7 @@ fn to_fetch(records: usize, bytes: i32) -> Fixture {
     fixture.answers.clear();
     let offsets = (0..REQUESTS).map(|batch| batch * records);
     fixture.requests = offsets
-        .map(|offset| fetch_request(i64::try_from(offset).expect("they are few"), bytes))
+        .map(|offset| fetch_request(i64::try_from(offset).expect("the number is small"), bytes))
         .collect();
     fixture
 }
@@ -172,7 +173,7 @@ fn check_produced(mut answer: Bytes) {
 
 fn produce_request(records: usize) -> Bytes {
     let value = Bytes::from(vec![b'x'; VALUE_BYTES]);
-    let records: Vec<_> = (0..i32::try_from(records).expect("they are few"))
+    let records: Vec<_> = (0..i32::try_from(records).expect("the number is small"))
         .map(|number| Record {
             transactional: false,
             control: false,
@@ -231,7 +232,7 @@ fn topic_name() -> TopicName {
     TopicName(StrBytes::from_static_str(TOPIC))
 }
 
-/// A request's frame, behind its length.
+/// A request's frame, preceded by its length.
 fn frame<R: Request>(version: i16, request: &R) -> Bytes {
     let mut frame = BytesMut::new();
     let header = RequestHeader::default()

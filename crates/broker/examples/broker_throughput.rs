@@ -2,8 +2,8 @@
 //!
 //! Produces through librdkafka and reads back, to a topic without and with `flush.messages=1`, and
 //! prints the CPU time of the whole process (clients and broker) per record, as the kernel counts
-//! it. `produce` and `fetch` move batches as a busy application's clients form them; `hop` sends one
-//! record at a time to a consumer that waits for it, which costs a produce and a fetch each.
+//! it. `produce` and `fetch` move batches as a busy application's clients form them; `hop` sends
+//! one record at a time to a consumer that waits for it, which costs a produce and a fetch each.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let (cpu, started) = (cpu(), Instant::now());
             let (brokers, topic) = (brokers.clone(), topic.to_owned());
             let named = topic.clone();
-            // A thread of its own, so that it does not count as the broker's.
+            // Its own thread, so that it does not count as the broker's.
             let (done, finished) = tokio::sync::oneshot::channel();
             std::thread::Builder::new()
                 .name("client".to_owned())
@@ -64,7 +64,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let (elapsed, spent) = (started.elapsed(), self::cpu());
             let per_record = |ticks: u64| ticks as f64 * 10_000.0 / records as f64;
             println!(
-                "{named:>7} {what:>8}: {:.2} µs CPU a record in the broker, {:.2} in the clients; \
+                "{named:>7} {what:>8}: {:.2} µs CPU per record in the broker, {:.2} in the clients; \
                  {:.0} records/s",
                 per_record(spent.broker - cpu.broker),
                 per_record(spent.clients - cpu.clients),
@@ -158,7 +158,7 @@ fn hop(brokers: &str, topic: &str, records: usize, bytes: usize) -> Outcome {
     Ok(producer.flush(Duration::from_secs(60))?)
 }
 
-/// Reads the CPU times; zero where the system does not tell.
+/// Reads the CPU times; zero if the system does not report them.
 fn cpu() -> Cpu {
     let ticks = |path: &std::path::Path| {
         let stat = std::fs::read_to_string(path).unwrap_or_default();

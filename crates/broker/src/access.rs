@@ -1,13 +1,14 @@
 //! Logins and what they allow.
 //!
-//! Without [`BrokerSettings::logins`](crate::BrokerSettings::logins) every client may do everything. With it, a connection
-//! has to log in with SASL/PLAIN (RFC 4616) before it may send anything but `ApiVersions`.
+//! Without [`BrokerSettings::logins`](crate::BrokerSettings::logins) every client may do
+//! everything. With it, a connection must log in with SASL/PLAIN (RFC 4616) before it may send
+//! anything but `ApiVersions`.
 //!
-//! What must hold: every request is checked against the rights that its login has at that moment. A login whose rights
-//! are withdrawn can do nothing more, without a reconnect.
+//! What must hold: every request is checked against the rights that its login has at that moment. A
+//! login whose rights are withdrawn can do nothing more, without a reconnect.
 //!
-//! Deliberately absent: mechanisms that need a password or its derivative on the broker's side (SCRAM). The owner of
-//! [`Logins`] can keep nothing but hashes of long random tokens.
+//! Deliberately absent: mechanisms that need a password or its derivative on the broker's side
+//! (SCRAM). The owner of [`Logins`] can keep nothing but hashes of long random tokens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -145,8 +146,8 @@ impl Login {
     }
 }
 
-/// User name and password of a message of SASL/PLAIN: an identity to act as, which must be empty or the user, the user
-/// and the password, with a zero byte between them.
+/// User name and password of a message of SASL/PLAIN: an identity to act as, which must be empty or
+/// the user, the user and the password, with a zero byte between them.
 fn credentials(message: &[u8]) -> Option<(&str, &str)> {
     if message.len() > LOGIN_BYTES_MAX {
         return None;

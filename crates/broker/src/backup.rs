@@ -3,9 +3,9 @@
 //! What must hold:
 //!
 //! * **Offsets before logs.** Committed offsets are recorded before the ends of the logs. So no
-//!   offset is beyond its log, and what was produced before a commit is included.
+//!   offset is beyond its log, and every record that was produced before a commit is included.
 //! * **Recorded data stays readable.** Every segment is kept open, so that it can be read even if
-//!   retention deletes it meanwhile.
+//!   retention deletes it in the meantime.
 //! * **No name leads out of the directory.** Restored data goes only to places that this broker
 //!   would choose itself.
 
@@ -71,8 +71,8 @@ impl Logs {
         Self(Arc::downgrade(server))
     }
 
-    /// Records everything at this instant. No topic is created, changed or deleted meanwhile;
-    /// clients go on. Blocks.
+    /// Records everything at this instant. No topic is created, changed or deleted in the meantime;
+    /// clients continue. Blocks.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl LogsSnapshot {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Meta`] in place of an entry that cannot be read.
+    /// [`CopyError::Meta`] instead of an entry that cannot be read.
     pub fn meta(
         &self,
     ) -> impl Iterator<Item = Result<(&'static str, Vec<u8>, Vec<u8>), CopyError>> {

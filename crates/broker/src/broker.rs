@@ -121,9 +121,10 @@ impl std::fmt::Debug for Broker {
 }
 
 impl Broker {
-    /// Opens the data directory, recovers what is in it, and begins to serve.
+    /// Opens the data directory, recovers its contents, and begins to serve.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the
+    /// crate that awaits it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -259,7 +260,7 @@ impl Broker {
         })
     }
 
-    /// Handles one request (the bytes of a frame, behind its length) as an otherwise idle
+    /// Handles one request (the bytes of a frame, without its length) as an otherwise idle
     /// connection does, and returns the answer's frame. `None` if there is no answer, or the
     /// connection would be closed. For the benchmarks, which count the cost of a request without
     /// its socket.

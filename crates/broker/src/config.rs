@@ -39,11 +39,11 @@ pub struct BrokerConfig {
     pub segment_bytes: ByteSize,
     /// The largest request of a client, which bounds the largest batch.
     pub request_bytes_max: ByteSize,
-    /// Memory for produce requests, joins of consumer groups and fetch answers of more than 64 KiB,
-    /// over all connections. At least twice requestBytesMax, and at least 16MiB.
+    /// Memory for produce requests, consumers that join groups, and fetch responses of more than 64
+    /// KiB, over all connections. At least twice requestBytesMax, and at least 16MiB.
     pub buffer_bytes_max: ByteSize,
     /// Memory for all other requests of more than about 7 KiB, over all connections; each counts
-    /// nine times its size, for its answer. At least 16MiB.
+    /// nine times its size, to include its response. At least 16MiB.
     pub control_buffer_bytes_max: ByteSize,
     /// Unanswered requests of one connection; further ones are read later.
     pub requests_in_flight_max: usize,
@@ -67,9 +67,10 @@ pub struct BrokerConfig {
     /// How long a connection may be idle before it is closed.
     #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
-    /// The disk bound of each of the two request topics. Beyond it ingestion answers 503.
+    /// The maximum size on disk of each of the two request topics. At the limit, ingestion answers
+    /// 503.
     pub requests_disk_bytes_max: ByteSize,
-    /// The disk bound of the topic of recoveries. Beyond it verbs are answered 503, and the
+    /// The maximum size on disk of the recovery topic. At the limit, verbs get 503, and the
     /// supervisor retries later.
     pub recoveries_disk_bytes_max: ByteSize,
 }
@@ -154,7 +155,8 @@ impl BrokerConfig {
         check_range("broker.segmentBytes", self.segment_bytes, SEGMENT_BYTES)
     }
 
-    /// Checks that the memory suffices for the requests that the broker accepts. Only a broker that runs needs it.
+    /// Checks that the memory suffices for the requests that the broker accepts. Only a broker that
+    /// runs needs it.
     ///
     /// # Errors
     ///

@@ -33,7 +33,7 @@ use waybill_wire::{self as wire, Malformed};
 
 /// How often the time-outs are looked at, at least.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
-/// How much is read at once if nothing larger is expected.
+/// How much is read at a time if nothing larger is expected.
 const READ_BYTES: usize = 16 << 10;
 /// The largest request before the login.
 const LOGIN_REQUEST_BYTES_MAX: usize = 32 << 10;
@@ -56,10 +56,10 @@ pub(crate) enum Closed {
     Idle,
     #[error("the login timed out")]
     NoLogin,
-    #[error("a request or an answer took too long to transfer")]
+    #[error("a request or a response took too long to transfer")]
     Stalled,
     #[error(
-        "its transfer was among the slowest while memory for large requests and answers was short"
+        "its transfer was among the slowest while memory for large requests and responses was short"
     )]
     Slow,
     #[error("the client sent {0}")]
@@ -90,7 +90,7 @@ enum Queued {
     Waiting {
         answer: Pending,
         exclusive: bool,
-        /// The request's, or a part of it: kept for an answer without one of its own.
+        /// The request's, or a part of it: kept for an answer that has no allowance of its own.
         permit: Option<Permit>,
     },
 }
@@ -329,8 +329,9 @@ impl<'a> Connection<'a> {
         Ok(progress)
     }
 
-    /// Copies the rest of `input` out of a large buffer, which is no longer counted. The rest is no longer than what was
-    /// handled since the last copy: copies stay linear in what arrives, and otherwise most of the buffer is in use.
+    /// Copies the rest of `input` out of a large buffer, which is no longer counted. The rest is no
+    /// longer than what was handled since the last copy: copies stay linear in what arrives, and
+    /// otherwise most of the buffer is in use.
     fn leave_large_buffer(&mut self) {
         if self.input.len() <= self.passed_bytes {
             self.input = BytesMut::from(&self.input[..]);
@@ -384,7 +385,7 @@ impl<'a> Connection<'a> {
 
     /// Requests the memory to receive more of the frame at the front, or to handle it. A control
     /// request keeps it until its answer is sent, so it waits until the connection owes no other
-    /// answer. A fetch that waits for records keeps a small part of its own, or none.
+    /// answer. A fetch that waits for records keeps its own small part, or none.
     fn reserve(&mut self, mut expected: Expected, is_whole: bool) {
         let is_control = api::is_control(expected.key);
         let covered = self.covered_bytes();

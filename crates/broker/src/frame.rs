@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use waybill_connections::Permit;
 use waybill_wire::Malformed;
 
-/// An answer's bytes, with the permit for its buffer where that is large.
+/// An answer's bytes, with the permit for its buffer if the buffer is large.
 pub(crate) struct Frame {
     pub(crate) bytes: Bytes,
     pub(crate) permit: Option<Permit>,

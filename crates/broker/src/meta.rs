@@ -336,8 +336,8 @@ impl Meta {
         })
     }
 
-    /// Writes an entry that was read from a snapshot; `false` if there is no such table. Durable after the
-    /// next [`sync`](Self::sync).
+    /// Writes an entry that was read from a snapshot; `false` if there is no such table. Durable
+    /// after the next [`sync`](Self::sync).
     pub(crate) fn put_raw(&self, table: &str, key: &[u8], value: &[u8]) -> Result<bool, MetaError> {
         let store = self.store()?;
         let tables = tables(&store);

@@ -18,11 +18,12 @@ pub struct LogRepair {
     pub path: PathBuf,
     /// Where in it the damage begins.
     pub position: u64,
-    /// How many bytes are damaged; none where something is missing.
+    /// How many bytes are damaged; none if bytes are missing.
     pub bytes: u64,
     /// The first offset that is lost.
     pub first_offset: i64,
-    /// How many offsets are lost. Each was a record's, unless the log has been repaired there before.
+    /// How many offsets are lost. Each was a record's, unless the log has been repaired there
+    /// before.
     pub records: u64,
     /// Where the damaged bytes are kept, or would be; `None` if there are none.
     pub aside: Option<PathBuf>,

@@ -42,9 +42,10 @@ pub struct BrokerSettings {
     /// The most record bytes in one fetch response, unless a single batch is larger. Default:
     /// 8 MiB.
     pub fetch_bytes_max: usize,
-    /// Minimum time between two answers to fetches of a connection, after an answer with 8 records or more: so records travel
-    /// together under load. It does not apply where 512 records, or a partition's `max_bytes`, can be read, and is at most the
-    /// fetch's own maximum wait. Default: 5 ms.
+    /// Minimum time between two answers to fetches of a connection, after an answer with 8 records
+    /// or more: so records travel together under load. It does not apply if 512 records, or a
+    /// partition's `max_bytes`, can be read, and is at most the fetch's own maximum wait. Default:
+    /// 5 ms.
     pub fetch_gather: Duration,
     /// Unanswered requests per connection. Further ones stay in the socket: the client waits, and
     /// none is refused. Default: 128.
@@ -53,13 +54,13 @@ pub struct BrokerSettings {
     /// join groups and fetch answers. A connection that needs more waits. Slow ones are closed
     /// while they hold over half. At least [`Self::buffer_bytes_min`]. Default: 32 MiB.
     pub buffer_bytes_max: usize,
-    /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
-    /// At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
+    /// The same for all other requests with their answers, so that no request waits for memory that
+    /// the previous answer holds. At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
     pub control_buffer_bytes_max: usize,
     /// A connection without traffic for this long is closed. Default: 10 minutes.
     pub idle_timeout: Duration,
-    /// A request must have arrived, the first one of a connection begun, and a response must make progress, within this time.
-    /// Default: 60 s.
+    /// A request must have arrived, the first one of a connection begun, and a response must make
+    /// progress, within this time. Default: 60 s.
     pub stall_timeout: Duration,
     /// How often retention is applied. Default: 10 s.
     pub retention_interval: Duration,
@@ -68,27 +69,29 @@ pub struct BrokerSettings {
     pub group_initial_delay: Duration,
     /// Consumer groups with members. Default: 1,000.
     pub groups_max: usize,
-    /// Consumer groups with committed offsets. A further one cannot commit; `DeleteGroups` makes room. Default: 10,000.
+    /// Consumer groups with committed offsets. A further one cannot commit; `DeleteGroups` makes
+    /// room. Default: 10,000.
     pub stored_groups_max: usize,
     /// Members of one consumer group. Default: 500.
     pub group_members_max: usize,
-    /// Memory of all consumer groups: ids, subscriptions and assignments of their members. A join or an assignment that
-    /// would exceed it is refused. Default: 32 MiB.
+    /// Memory of all consumer groups: ids, subscriptions and assignments of their members. A join
+    /// or an assignment that would exceed it is refused. Default: 32 MiB.
     pub group_bytes_max: usize,
     /// Idempotent producers remembered per partition; the longest unused is forgotten first.
     /// Default: 1,000.
     pub producers_max: usize,
     /// Checks the logins of clients. `None` (the default) lets every client do everything.
     pub logins: Option<Arc<dyn Logins>>,
-    /// Checks the logins at [`Broker::own_address`](crate::Broker::own_address) instead of `logins`, so that only clients
-    /// of the own process get in there. Default: `None`, as at the other address.
+    /// Checks the logins at [`Broker::own_address`](crate::Broker::own_address) instead of
+    /// `logins`, so that only clients of the own process get in there. Default: `None`, as at the
+    /// other address.
     pub own_logins: Option<Arc<dyn Logins>>,
     /// A connection that has not logged in within this time is closed. Default: 10 s.
     pub login_timeout: Duration,
     /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
     pub shutdown_timeout: Duration,
-    /// Set by the owner while the disk is low: topics with `waybill.disk.low.refuse=true` then refuse records, and
-    /// all others accept them. Default: not set.
+    /// Set by the owner while the disk is low: topics with `waybill.disk.low.refuse=true` then
+    /// refuse records, and all others accept them. Default: not set.
     pub low_on_disk: Arc<AtomicBool>,
 }
 
@@ -130,14 +133,15 @@ impl BrokerSettings {
         }
     }
 
-    /// The least `buffer_bytes_max`: while one of the largest requests or answers is in memory, others need not wait.
+    /// The least `buffer_bytes_max`: while one of the largest requests or answers is in memory,
+    /// others need not wait.
     #[must_use]
     pub fn buffer_bytes_min(&self) -> usize {
         2 * self.request_bytes_max.max(self.fetch_bytes_max)
     }
 
-    /// The least `control_buffer_bytes_max`: while requests wait for the memory of their answers and hold no more than half, the
-    /// largest one can have its own.
+    /// The least `control_buffer_bytes_max`: while requests wait for the memory of their answers
+    /// and hold no more than half, the largest one can have its own.
     #[must_use]
     pub fn control_buffer_bytes_min(&self) -> usize {
         2 * self.control_request_bytes_max * CONTROL_GROWTH

@@ -32,7 +32,8 @@ pub struct Stats {
     pub damaged_batches: u64,
     /// Record batches that were refused because the disk is full.
     pub disk_full: u64,
-    /// Record batches that were refused as invalid or too large, in the order of [`BatchRefusal::ALL`].
+    /// Record batches that were refused as invalid or too large, in the order of
+    /// [`BatchRefusal::ALL`].
     pub batches_refused: [u64; BatchRefusal::ALL.len()],
     /// Connections now open.
     pub connections: u64,
@@ -48,7 +49,7 @@ pub struct Stats {
     pub own_connections_max: u64,
     /// Connections that were closed to make room for a new one.
     pub connections_replaced: u64,
-    /// New connections that found no room, because no open one could be closed for them.
+    /// New connections that were refused because no open one could be closed for them.
     pub connections_refused: u64,
     /// Connections that were closed because of what they sent.
     pub malformed: u64,
@@ -66,7 +67,8 @@ pub struct Stats {
     pub requests_in_flight: u64,
     /// Unanswered requests that a connection may have.
     pub requests_in_flight_max: u64,
-    /// Memory of large produce requests, joins of groups and answers to fetches, in bytes: the most since the last look.
+    /// Memory of large produce requests, joins of groups and answers to fetches, in bytes: the most
+    /// since the last look.
     pub buffer_bytes: u64,
     /// Memory that they may take, in bytes.
     pub buffer_bytes_max: u64,
@@ -74,8 +76,8 @@ pub struct Stats {
     pub control_buffer_bytes: u64,
     /// Memory that they may take, in bytes.
     pub control_buffer_bytes_max: u64,
-    /// Connections that were closed because their transfer was among the slowest while memory for large requests and
-    /// answers was short.
+    /// Connections that were closed because their transfer was among the slowest while memory for
+    /// large requests and answers was short.
     pub slow_transfers: u64,
     /// Consumer groups that have members.
     pub groups: u64,
@@ -85,12 +87,13 @@ pub struct Stats {
     pub group_members: u64,
     /// Members that a consumer group may have.
     pub group_members_max: u64,
-    /// Memory of all consumer groups, in bytes: ids, subscriptions and assignments of their members.
+    /// Memory of all consumer groups, in bytes: ids, subscriptions and assignments of their
+    /// members.
     pub group_bytes: u64,
     /// Memory that all consumer groups may take, in bytes.
     pub group_bytes_max: u64,
-    /// Consumer groups with committed offsets, at most: one whose first commit fails counts until the groups are counted
-    /// again.
+    /// Consumer groups with committed offsets, at most: one whose first commit fails counts until
+    /// the groups are counted again.
     pub stored_groups: u64,
     /// Consumer groups that may have committed offsets.
     pub stored_groups_max: u64,
@@ -107,7 +110,8 @@ pub enum BatchRefusal {
     Corrupt,
     /// Its message format or its compression is not supported.
     Unsupported,
-    /// Its fields contradict each other, or ask for what the broker does not have, such as transactions.
+    /// Its fields contradict each other, or request a feature that the broker lacks, such as
+    /// transactions.
     Invalid,
 }
 
@@ -122,7 +126,7 @@ impl BatchRefusal {
     ];
 }
 
-/// Declares [`Counters`], with the fields of [`Stats`] that count by themselves.
+/// Declares [`Counters`], with the fields of [`Stats`] that count on their own.
 macro_rules! counters {
     ($($name:ident)*) => {
         /// The counters behind [`Stats`].

@@ -11,8 +11,8 @@ pub struct TopicConfig {
     /// request is synced before it is answered, and consumers see synced records only. `None`
     /// leaves writing back to the operating system.
     pub flush_messages: Option<u64>,
-    /// `retention.ms`: delete segments whose newest record is older, by the time for which the broker has run since it
-    /// was appended. `None` (-1) keeps all.
+    /// `retention.ms`: delete segments whose newest record is older, by the time for which the
+    /// broker has run since it was appended. `None` (-1) keeps all.
     pub retention: Option<Duration>,
     /// `retention.bytes`: delete the oldest closed segments of a partition that is larger.
     /// `None` (-1) keeps all.
@@ -26,8 +26,9 @@ pub struct TopicConfig {
     /// do not retry and report as surely not persisted. Unlike `retention.bytes` it deletes
     /// nothing. Space is freed by `DeleteRecords` and by retention. `None` (-1) sets no bound.
     pub disk_bytes_max: Option<u64>,
-    /// `waybill.disk.low.refuse`, a setting of this broker's own: whether produce requests are refused with
-    /// `POLICY_VIOLATION` while the disk is low ([`crate::BrokerSettings::low_on_disk`]).
+    /// `waybill.disk.low.refuse`, a setting of this broker's own: whether produce requests are
+    /// refused with `POLICY_VIOLATION` while the disk is low
+    /// ([`crate::BrokerSettings::low_on_disk`]).
     pub refuse_on_low_disk: bool,
 }
 

@@ -319,7 +319,8 @@ impl Topics {
         Ok(())
     }
 
-    /// Passes all topics to `read`, by name. None is created, changed or deleted meanwhile. Blocks.
+    /// Passes all topics to `read`, by name. None is created, changed or deleted in the meantime.
+    /// Blocks.
     pub(crate) fn while_unchanged<T>(&self, read: impl FnOnce(&[Arc<Topic>]) -> T) -> T {
         let _changing = locked(&self.changing);
         read(&self.all())
@@ -349,7 +350,7 @@ impl Topics {
             }
         }
         *known = ages;
-        // Records nothing for a topic that is deleted meanwhile.
+        // Records nothing for a topic that is deleted in the meantime.
         let _changing = locked(&self.changing);
         let changed = changed.iter().filter(|(id, _)| self.by_id(*id).is_some());
         let changed = changed.map(|key| (*key.0.as_bytes(), key.1, &known[key]));

@@ -10,7 +10,7 @@ use crate::BootTime;
 pub const HOLD: Duration = Duration::from_secs(30);
 
 /// Smallest difference between the clocks that counts as a step. Smaller ones are drift and
-/// followed at once.
+/// followed immediately.
 pub const STEP_MIN: Duration = Duration::from_millis(500);
 
 /// After a longer gap between readings the [`HOLD`] time starts again: nothing observed the step in
@@ -134,7 +134,7 @@ mod tests {
             }
         }
 
-        /// Advances time with four readings a second while the wall clock is `ahead`. Returns how
+        /// Advances time with four readings per second while the wall clock is `ahead`. Returns how
         /// far the resulting time is ahead, and what changed.
         fn pass(&mut self, millis: i64, ahead: i64) -> (i64, Vec<Change>) {
             let until = self.at + millis;
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_followed_at_once_also_while_a_step_is_held_back() {
+    fn drift_is_followed_immediately_also_while_a_step_is_held_back() {
         let mut clocks = Clocks::new();
         for ahead in (0..5_000).step_by(100) {
             assert_eq!(clocks.pass(1_000, ahead), (ahead, vec![]));

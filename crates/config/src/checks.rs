@@ -1,5 +1,5 @@
-//! Checks of values that no type can express, for the `validate` of a section. A refusal names the key, its value and what
-//! the value must be.
+//! Checks of values that no type can express, for the `validate` of a section. A refusal names the
+//! key, its value and what the value must be.
 
 use std::ops::{RangeFrom, RangeInclusive};
 use std::time::Duration;

@@ -167,8 +167,8 @@ struct Target {
 }
 
 impl Target {
-    /// Sets the key: to the YAML value of the text, else to the text itself, else to a list of its
-    /// comma-separated parts. The first that fits the key's type counts.
+    /// Sets the key: to the YAML value of the text, otherwise to the text itself, otherwise to a
+    /// list of its comma-separated parts. The first that fits the key's type counts.
     fn set<C: Configuration>(&self, config: &C, text: &str) -> Result<C, String> {
         let list = || {
             text.split(',')

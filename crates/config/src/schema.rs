@@ -1,10 +1,11 @@
 //! JSON Schemas of files that people write, for completion and checks in editors.
 //!
-//! What must hold: a schema refuses no file that the documents describe as valid. It need not refuse all others: maximums of
-//! units and rules that span several keys are only in the program.
+//! What must hold: a schema refuses no file that the documents describe as valid. It need not
+//! refuse all others: maximums of units and rules that span several keys are only in the program.
 //!
-//! Deliberately absent: what the YAML parser accepts beyond that, such as a section without keys, or a number where a text
-//! is expected. An editor marks these. Where such a value is usual, the field's schema allows it.
+//! Deliberately absent: other forms that the YAML parser accepts, such as a section without keys,
+//! or a number instead of a text. An editor marks these. If such a value is usual, the field's
+//! schema allows it.
 
 use std::borrow::Cow;
 
@@ -28,8 +29,9 @@ pub fn schema_of_file<T: JsonSchema>(title: &str, description: &str) -> String {
     format!("{text}\n")
 }
 
-/// Removes what no editor uses: formats of numbers, defaults that are null, and defaults of whole sections, whose keys
-/// have their own. Joins the lines of each paragraph of a description.
+/// Removes the parts that no editor uses: formats of numbers, defaults that are null, and defaults
+/// of whole sections, whose keys have their own. Joins the lines of each paragraph of a
+/// description.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(keywords) => {

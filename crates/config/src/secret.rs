@@ -24,7 +24,8 @@ pub(crate) fn to_value_with_secrets(config: &impl Serialize) -> Result<Value, se
     serde_json::to_value(config)
 }
 
-/// What a type with a secret should serialize: `shown`, or the secret while a layer is applied.
+/// The text that a type with a secret should serialize: `shown`, or the secret while a layer is
+/// applied.
 #[must_use]
 pub fn secret_to_serialize<'a>(secret: &'a str, shown: &'a str) -> &'a str {
     match REVEALS.get() {

@@ -5,9 +5,9 @@
 //! * **Memory follows the bytes that arrive, not the announced length.** Permits grow with buffers.
 //! * **Slow transfers share half.** Transfers that take longer than [`QUICK`] may together hold
 //!   more than half of the memory while no connection waits for it, unless they hardly
-//!   [move](DRIP_BYTES_PER_SECOND). Beyond half, connections are closed as far as others need
-//!   memory: first those with the slowest transfers; then, among transfers that wait for memory,
-//!   the largest. So requests that wait for each other do not wait forever.
+//!   [move](DRIP_BYTES_PER_SECOND). Beyond half, connections are closed until the other connections
+//!   have the memory that they need: first those with the slowest transfers; then, among transfers
+//!   that wait for memory, the largest. So requests that wait for each other do not wait forever.
 //! * **The smallest need comes first.** A reservation does not wait behind larger ones.
 //!
 //! Deliberately absent: the buffers themselves.
@@ -107,7 +107,8 @@ impl Buffers {
         self.pool.bytes_max as u64
     }
 
-    /// The most in use since the last call, in bytes. While a connection waits for memory, all counts as in use.
+    /// The most in use since the last call, in bytes. While a connection waits for memory, all
+    /// counts as in use.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         let mut held = self.pool.held();
@@ -163,8 +164,8 @@ impl Pool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the slowest transfers while slow ones hold more than half, as far as others need
-    /// memory. Transfers that hardly move end before others have to wait.
+    /// While slow transfers hold more than half, ends the slowest until the others have the memory
+    /// that they need. Transfers that hardly move end before others must wait.
     fn end_slow(&self, held: &mut Held, now: Instant) {
         let is_early = |at| now.duration_since(at) < RECHECK_INTERVAL;
         if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {

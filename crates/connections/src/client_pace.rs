@@ -15,8 +15,8 @@ use crate::Activity;
 /// How long a listener waits for the rest of a request, or for the reading of an answer, before the
 /// client can count as slow.
 pub const SLOW_AFTER: Duration = Duration::from_secs(2);
-/// A client that sends or reads less is slow: at a limit, its connection is replaced before idle ones. Only
-/// time that the listener spends waiting for the client counts.
+/// A client that sends or reads less is slow: at a limit, its connection is replaced before idle
+/// ones. Only time that the listener spends waiting for the client counts.
 pub const SLOW_BYTES_PER_SECOND: u64 = 8 << 10;
 /// At most this many bytes of the past count. Socket buffers take bytes that nobody reads, so that
 /// a client that stops is slow after eight seconds at the latest, however much it moved before.

@@ -2,22 +2,22 @@
 //!
 //! What must hold: idle connections do not block new ones. At the limit a new connection replaces
 //! the one that has been idle longest; at the limit of one address, the longest idle one of that
-//! address. A connection on which a request is under way or arriving is not idle, unless it has had
-//! no traffic for longer than the listener allows. Connections that have not logged in, where a
+//! address. A connection on which a request is in progress or arriving is not idle, unless it has
+//! had no traffic for longer than the listener allows. Connections that have not logged in, where a
 //! login is expected, are replaced first, and those whose clients send a request or read an answer
 //! [slowly](SLOW_BYTES_PER_SECOND) second, before idle ones.
 //!
-//! A new connection replaces none of an address that has fewer connections than its own. If there is
-//! none of these, a connection from an address that has, with it, at most half of the connections of
-//! another replaces one of that other address that waits for its client. So clients with many
-//! connections keep no probe out.
+//! A new connection replaces none of an address that has fewer connections than its own. If there
+//! is none of these, a connection from an address that has, with it, at most half of the
+//! connections of another replaces one of that other address that waits for its client. So clients
+//! with many connections keep no probe out.
 //!
-//! Each connection may have a few requests under way; further ones count against a limit that all
+//! Each connection may have a few requests in progress; further ones count against a limit that all
 //! connections share. Slow clients do not withhold the memory for large requests and answers from
 //! others: see [`Buffers`].
 //!
-//! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports what happens on it,
-//! and closes the connection once the slot is cancelled.
+//! Deliberately absent: sockets. A listener asks for a [`ConnectionSlot`] per connection, reports
+//! what happens on it, and closes the connection once the slot is cancelled.
 
 mod buffers;
 mod client_pace;
@@ -56,13 +56,13 @@ pub struct Limits {
     pub max: usize,
     /// From one address. For IPv6 that is a /64 network, the smallest that a site is assigned.
     pub per_address_max: usize,
-    /// A connection without traffic for longer than this counts as idle even if a request is under
-    /// way on it. `None` if the connection ends such requests itself.
+    /// A connection without traffic for longer than this counts as idle even if a request is in
+    /// progress on it. `None` if the connection ends such requests itself.
     pub stall_timeout: Option<Duration>,
     /// Whether each connection begins with a login. One that has not logged in yet is replaced
     /// before any that has.
     pub expects_login: bool,
-    /// How many requests may be under way; `None` if connections have one at a time.
+    /// How many requests may be in progress; `None` if connections have one at a time.
     pub requests: Option<RequestLimits>,
 }
 
@@ -97,7 +97,7 @@ struct Connection {
 struct Activity {
     /// Microseconds since the set of connections was made.
     last_traffic_us: AtomicU64,
-    /// Requests that are under way or arriving.
+    /// Requests that are in progress or arriving.
     requests: AtomicU32,
     is_logged_in: AtomicBool,
     /// The requests that the client sends.
@@ -125,9 +125,9 @@ pub struct Counts {
     pub per_address: usize,
     /// Connections that were closed to make room for a new one, so far.
     pub replaced: u64,
-    /// New connections that found no room, so far: no open one could be closed for them.
+    /// New connections that were not admitted so far, because no open one could be closed for them.
     pub refused: u64,
-    /// Requests under way beyond the few that each connection may have.
+    /// Requests in progress beyond the few that each connection may have.
     pub requests_shared: usize,
     /// The shared requests of the address that has the most.
     pub requests_shared_per_address: usize,
@@ -177,12 +177,12 @@ impl Connections {
         admitted.map(|(slot, _)| slot)
     }
 
-    /// Like [`Self::admit`], for a connection that found no room before. If there is still none, that
-    /// is neither counted nor logged again.
+    /// Like [`Self::admit`], for a connection that could not be admitted before. If it still
+    /// cannot, that is neither counted nor logged again.
     ///
     /// # Errors
     ///
-    /// If there is still no room.
+    /// If the connection still cannot be admitted.
     pub fn readmit(
         self: &Arc<Self>,
         now: Instant,
@@ -295,7 +295,7 @@ impl Connections {
         }
     }
 
-    /// The requests under way on the connection that has the most. Looks at each connection.
+    /// The requests in progress on the connection that has the most. Looks at each connection.
     #[must_use]
     pub fn requests_of_busiest(&self) -> u32 {
         let open = self.locked();

@@ -1,4 +1,4 @@
-//! Limits the requests that connections have under way.
+//! Limits the requests that connections have in progress.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{Activity, Connections, Full};
 
-/// How many requests may be under way.
+/// How many requests may be in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestLimits {
     /// On each connection, regardless of the others; at least 1.
@@ -21,7 +21,7 @@ pub struct RequestLimits {
     pub shared_per_address: usize,
 }
 
-/// The requests under way beyond the few that each connection may have.
+/// The requests in progress beyond the few that each connection may have.
 #[derive(Default, Debug)]
 pub(crate) struct Shared {
     pub(crate) requests: usize,
@@ -67,7 +67,7 @@ impl Connections {
             return Ok(());
         }
         let mut shared = self.shared();
-        // A request within `each` may have ended meanwhile.
+        // A request within `each` may have ended in the meantime.
         if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl Connections {
     }
 }
 
-/// A request that is under way on a connection.
+/// A request that is in progress on a connection.
 #[derive(Debug)]
 pub struct RequestGuard {
     pub(crate) all: Arc<Connections>,

@@ -29,9 +29,9 @@ impl ConnectionSlot {
         (total / self.open_then).clamp(*each.start(), *each.end())
     }
 
-    /// Reports when bytes were last received or sent, how many requests are under way or arriving,
-    /// whether the connection waits for the rest of one, and how many bytes it has received since
-    /// the last report.
+    /// Reports when bytes were last received or sent, how many requests are in progress or
+    /// arriving, whether the connection waits for the rest of one, and how many bytes it has
+    /// received since the last report.
     pub fn report(
         &self,
         last_traffic: Instant,
@@ -48,8 +48,8 @@ impl ConnectionSlot {
         self.activity.requests.store(requests, Relaxed);
     }
 
-    /// Reports that a request has arrived. It is under way until the returned guard is dropped. For
-    /// connections that do not [`report`](Self::report) by themselves.
+    /// Reports that a request has arrived. It is in progress until the returned guard is dropped.
+    /// For connections that do not [`report`](Self::report) on their own.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl ConnectionSlot {
     }
 
     /// Begins to time the body of a request. For connections that do not [`report`](Self::report)
-    /// by themselves.
+    /// on their own.
     #[must_use]
     pub fn begin_arrival(&self) -> Arrival {
         Arrival::new(Arc::clone(&self.activity))
@@ -76,7 +76,7 @@ impl ConnectionSlot {
         self.activity.is_logged_in.store(true, Relaxed);
     }
 
-    /// How many requests of this connection are under way.
+    /// How many requests of this connection are in progress.
     #[must_use]
     pub fn requests(&self) -> u32 {
         self.activity.requests.load(Relaxed)
@@ -92,8 +92,9 @@ impl ConnectionSlot {
         }
     }
 
-    /// Resolves once the client has left a ready answer unread for `timeout`, and there was no other
-    /// traffic. A client that reads others meanwhile gives way only at a limit, as a slow one.
+    /// Resolves once the client has left a ready answer unread for `timeout`, and there was no
+    /// other traffic. A client that reads others in the meantime gives way only at a limit, as a
+    /// slow one.
     pub async fn unread_for(&self, timeout: Duration) {
         let timeout_us = micros_of(Some(timeout));
         loop {
@@ -106,7 +107,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// Resolves when the connection has to end.
+    /// Resolves when the connection must end.
     pub async fn closing(&self) {
         self.activity.closing.cancelled().await;
     }
@@ -118,7 +119,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// What a connection's socket accepts of what is written to it.
+/// How many of the written bytes a connection's socket accepts.
 #[derive(Debug)]
 pub struct WriteMonitor {
     all: Arc<Connections>,
@@ -128,7 +129,7 @@ pub struct WriteMonitor {
 
 impl WriteMonitor {
     /// Reports whether the client's unread bytes keep the socket from accepting more. A client that
-    /// reads need not read answers: what it reads may be a reply to its pings.
+    /// reads need not read answers: the bytes that it reads may be a reply to its pings.
     pub fn set_blocked(&mut self, is_blocked: bool) {
         if self.is_blocked == is_blocked {
             return;

@@ -86,7 +86,7 @@ fn an_address_at_its_limit_replaces_its_own_connections_alone() {
 }
 
 #[test]
-fn a_new_connection_replaces_none_of_an_address_that_has_fewer() {
+fn a_new_connection_replaces_none_of_an_address_with_fewer_connections() {
     let all = up_to(4, 3);
     let now = all.started;
     let probe_closing = CancellationToken::new();
@@ -147,7 +147,7 @@ fn shared_requests_are_returned_in_any_order() {
     assert_eq!(shared(), 2);
     held.remove(0);
     held.remove(0);
-    assert_eq!(shared(), 0, "the two that are left are its own");
+    assert_eq!(shared(), 0, "the two remaining requests are its own");
     held.push(slot.begin_request().unwrap());
     assert_eq!(shared(), 1);
     drop(held);
@@ -228,10 +228,7 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let mut write_monitor = slot.write_monitor();
     let later = |after: Duration| Instant::now() + after;
     let just_past = SLOW_AFTER + Duration::from_secs(1);
-    assert!(
-        next(later(just_past)).is_err(),
-        "the answer is not there yet"
-    );
+    assert!(next(later(just_past)).is_err(), "no answer is ready yet");
     request.set_unread(true);
     assert!(
         next(later(Duration::ZERO)).is_err(),
@@ -250,7 +247,7 @@ fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
 }
 
 #[test]
-fn answers_that_are_read_do_not_excuse_one_that_is_not() {
+fn reading_other_answers_does_not_excuse_an_unread_one() {
     let all = up_to(2, 2);
     let admit = |closing: &CancellationToken| {
         let now = Instant::now() + SLOW_AFTER + Duration::from_secs(1);
@@ -263,7 +260,7 @@ fn answers_that_are_read_do_not_excuse_one_that_is_not() {
     unread
         .iter_mut()
         .for_each(|request| request.set_unread(true));
-    // One reads small answers beside it, the other one a large one.
+    // The first client also reads small answers, and the second one a large answer.
     let mut read = slow.begin_request().unwrap();
     read.set_unread(true);
     slow.write_monitor().wrote(100);
@@ -285,7 +282,7 @@ fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_man
         slot
     });
     let admit = || all.admit(now, address(2), CancellationToken::new());
-    assert_eq!(admit().err(), Some(Full::All), "all are at work");
+    assert_eq!(admit().err(), Some(Full::All), "all connections are busy");
     // A request arrives, though not yet slowly.
     many[2].report(now, 1, true, 10);
     let first = admit().unwrap();
@@ -293,11 +290,15 @@ fn an_address_with_few_connections_replaces_a_waiting_one_of_an_address_with_man
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
     many[1].report(now, 1, true, 10);
-    assert_eq!(admit().err(), Some(Full::All), "two of four would be many");
+    assert_eq!(
+        admit().err(),
+        Some(Full::All),
+        "the address would have two of four connections"
+    );
 }
 
 #[test]
-fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
+fn connections_without_a_login_are_replaced_before_those_with_one() {
     let all = Connections::new(
         "test",
         Limits {
@@ -310,7 +311,7 @@ fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
     let admit = |n: usize| all.admit(now, address(1), closing[n].clone());
     let logged_in = admit(0).unwrap();
     logged_in.set_logged_in();
-    // It is slow, too.
+    // This connection is slow as well.
     logged_in.report(now, 1, true, 1);
     let later = now + SLOW_AFTER + Duration::from_secs(1);
     logged_in.report(later, 1, true, 1);
@@ -325,7 +326,7 @@ fn connections_that_have_not_logged_in_are_replaced_before_any_that_has() {
 }
 
 #[test]
-fn addresses_of_one_network_count_together_in_version_6_only() {
+fn only_ipv6_addresses_of_one_network_count_together() {
     let of = |text: &str| source_of(text.parse().unwrap());
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
@@ -349,7 +350,7 @@ fn a_connection_with_a_slow_request_is_replaced_before_an_idle_one() {
     let closed = || closing.each_ref().map(CancellationToken::is_cancelled);
     let new = admit(3, later).unwrap();
     assert_eq!(closed(), [false, true, false, false, false]);
-    // The quick client has not sent for long, and no other client is sending.
+    // The fast client has sent nothing for a long time, and no other client is sending.
     new.report(later, 0, false, 0);
     let _next = admit(4, later).unwrap();
     assert_eq!(closed(), [true, true, false, false, false]);

@@ -9,9 +9,11 @@
 //!
 //! A damaged last batch looks like a torn end. `synced.rs` notices if the batch was synced before.
 //!
-//! A batch is `1 · items u32 · number u64`, its items, and `3 · XXH3 of the items u64 · "FJL" 3`. An item is
-//! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 · key ·
-//! value`, or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch before.
+//! A batch is `1 · items u32 · number u64`, its items, and `3 · XXH3 of the items u64 · "FJL" 3`.
+//! An item is
+//! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 · key · value`,
+//! or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch
+//! before.
 
 use std::fs;
 use std::io;
@@ -28,7 +30,7 @@ const START_BYTES: usize = 1 + 4 + 8;
 /// An end marker: tag, checksum, trailer.
 const END_BYTES: usize = 1 + 8 + TRAILER.len();
 
-/// A journal, as far as its batches are whole.
+/// The part of a journal whose batches are whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Journal {
     pub(crate) number: u64,
@@ -75,7 +77,8 @@ pub(crate) fn path(store: &Path, number: u64) -> PathBuf {
     store.join(format!("{number}.jnl"))
 }
 
-/// The numbers of the journals in a store, in their order. The key-value store takes no other files for journals.
+/// The numbers of the journals in a store, in their order. The key-value store takes no other files
+/// for journals.
 pub(crate) fn numbers(store: &Path) -> io::Result<Vec<u64>> {
     let entries = match fs::read_dir(store) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,10 +1,11 @@
 //! Verifies the files of a key-value store before it is opened, and keeps copies of those that
 //! opening needs.
 //!
-//! The key-value store `fjall` keeps a directory for each of its tables (`keyspaces/N`) with a manifest (`vM`), the number
-//! and checksum of the current manifest (`current`), and the table's files (`tables/T`). It does not compare a manifest
-//! with its checksum, deletes files that the manifest does not name, deletes a table that has no `current`, and panics or
-//! allocates without a bound on some damaged files. So everything that it reads to open is verified here first.
+//! The key-value store `fjall` keeps a directory for each of its tables (`keyspaces/N`) with a
+//! manifest (`vM`), the number and checksum of the current manifest (`current`), and the table's
+//! files (`tables/T`). It does not compare a manifest with its checksum, deletes files that the
+//! manifest does not name, deletes a table that has no `current`, and panics or allocates without a
+//! bound on some damaged files. So everything that it reads to open is verified here first.
 //!
 //! What must hold:
 //!
@@ -44,7 +45,8 @@ const LOCK_FILE: &str = "lock";
 const FORMAT: &[u8] = b"FJL\x03";
 /// The table that registers the names and settings of the others.
 const REGISTRY: u64 = 0;
-/// Held while files are restored or copied: both may happen in two threads while a store is opened again.
+/// Held while files are restored or copied: both may happen in two threads while a store is opened
+/// again.
 static FILES: Mutex<()> = Mutex::new(());
 /// `EIO`: what the operating system reports for a sector that it cannot read.
 const EIO: i32 = 5;
@@ -100,7 +102,8 @@ pub(crate) fn remove_unfinished(dir: &Path) -> Result<(), CheckError> {
 ///
 /// # Errors
 ///
-/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
+/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be
+/// opened.
 pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
     let _files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = all(dir)?;
@@ -210,7 +213,7 @@ impl Table {
         self.dir.join("current")
     }
 
-    /// The current manifest, restored if it has to be; `None` if the table was never complete.
+    /// The current manifest, restored if it must be; `None` if the table was never complete.
     fn manifest(&self) -> Result<Option<Manifest>, CheckError> {
         let named = read(&self.current())?;
         let copied = read(&self.copies.join("current"))?;

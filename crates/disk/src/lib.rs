@@ -32,7 +32,8 @@ pub use self::synced::{Prepared, Synced};
 ///
 /// # Errors
 ///
-/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
+/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be
+/// opened.
 pub fn prepare(dir: &Path, depth: Depth) -> Result<Prepared, CheckError> {
     keyspaces::remove_unfinished(dir)?;
     let prepared = synced::check(dir, journal::check(dir)?)?;
@@ -73,7 +74,7 @@ pub struct DamagedFile {
     pub file: PathBuf,
     /// What is wrong with it.
     pub problem: String,
-    /// How to open the store without what a journal has lost.
+    /// How to open the store without the entries that a journal has lost.
     pub give_up: Option<GiveUp>,
 }
 

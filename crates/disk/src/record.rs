@@ -1,4 +1,5 @@
-//! The file `synced`: two slots that are written in turn, each with a number that rises and a checksum.
+//! The file `synced`: two slots that are written in turn, each with a number that rises and a
+//! checksum.
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
 //! slot is `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
@@ -16,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The name of the file, below the store's directory.
 const FILE: &str = "synced";
 const MAGIC: &[u8; 8] = b"WBJRNLS1";
-/// A slot begins on a block of its own, so that a torn write harms one slot alone.
+/// A slot begins on its own block, so that a torn write harms one slot alone.
 const SLOT_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
 /// With eight tables each, this many journals fill about half of a slot.

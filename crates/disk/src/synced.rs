@@ -251,7 +251,8 @@ impl Synced {
         (newest, unflushed)
     }
 
-    /// Follows the key-value store to the journal that it appends to, and notes that it is synced up to the batch `newest`.
+    /// Follows the key-value store to the journal that it appends to, and notes that it is synced
+    /// up to the batch `newest`.
     fn advance(
         &self,
         journals: &mut Vec<KnownJournal>,

@@ -1,8 +1,8 @@
 //! Starts write-back of growing files early.
 //!
-//! Otherwise Linux keeps written pages in memory for half a minute and then writes all of them to the disk at once
-//! (`dirty_expire_centisecs`, Documentation/admin-guide/sysctl/vm.rst), or at the one sync of a large file. Syncs on that disk
-//! then wait for hundreds of milliseconds.
+//! Otherwise Linux keeps written pages in memory for half a minute and then writes all of them to
+//! the disk in one burst (`dirty_expire_centisecs`, Documentation/admin-guide/sysctl/vm.rst), or at
+//! the one sync of a large file. Syncs on that disk then wait for hundreds of milliseconds.
 #![allow(unsafe_code)]
 
 use std::fs::File;

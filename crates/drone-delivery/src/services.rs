@@ -1,5 +1,5 @@
 //! Five simulated services on one listener: account, package, third-party transport, drone and
-//! delivery, with faults that can be switched on and a ledger of what they did.
+//! delivery, with faults that can be switched on and a ledger of their effects.
 //!
 //! Tests of the guarantees rely on them. An agent repeats attempts, dies in the middle, and undoes
 //! unknown attempts; then the ledger shows the real effects. So these rules must hold through kills
@@ -9,7 +9,7 @@
 //!   synced: the services survive a kill, not a power failure.
 //! * **One effect per idempotency key and service.** A repeat gets the first answer again and is
 //!   counted separately.
-//! * **An undone key stays undone.** An undo that comes before its forward action leaves a
+//! * **An undone key stays undone.** An undo that arrives before its forward action leaves a
 //!   tombstone. A forward action after its undo is refused (409 `undone-before`), and the ledger
 //!   has the refusal.
 //! * **A refusal has no effect, now or later.** A random refusal depends on the key alone. An
@@ -19,7 +19,7 @@
 //! |---|---|---|---|
 //! | account | `GET /api/Account/{ownerId}`: no effect | | |
 //! | package | `PUT /api/packages/{id}` | `DELETE` | `GET` |
-//! | third-party | `PUT /api/ThirdPartyDeliveries/{id}`: an effect only where it is needed | `DELETE` | `GET` |
+//! | third-party | `PUT /api/ThirdPartyDeliveries/{id}`: an effect only if it is needed | `DELETE` | `GET` |
 //! | drone | `PUT /api/DroneDeliveries/{id}` | `DELETE` | `GET` |
 //! | delivery | `PUT /api/Deliveries/{id}` | `DELETE` | `GET` |
 //!
@@ -77,8 +77,8 @@ pub const DEFAULT_CONNECTIONS_MAX: usize = 4_096;
 /// have six thousand.
 pub const DEFAULT_REQUESTS_MAX: usize = 8_192;
 
-/// The maximum number of requests that wait for a latency at once. Requests of disconnected clients
-/// count too.
+/// The maximum number of requests that wait for a configured latency at the same time. Requests of
+/// disconnected clients count too.
 pub const DELAYED_MAX: usize = 16_384;
 
 /// One of the five services.
@@ -196,7 +196,7 @@ fn list(errors: &[FieldError]) -> String {
     errors.join("; ")
 }
 
-/// The running services. Without [`Services::shutdown`], dropping them ends them at once, as if
+/// The running services. Without [`Services::shutdown`], dropping them ends them immediately, as if
 /// killed.
 #[derive(Debug)]
 pub struct Services {

@@ -246,7 +246,7 @@ fn an_invalid_field_is_named_with_the_expected_value() {
 }
 
 #[test]
-fn every_wrong_field_is_named_at_once() {
+fn one_refusal_names_every_wrong_field() {
     let request = json!({
         "ownerId": 1, "pickupLocation": "", "a/b~c": 1, "deadline": "soon", "expedited": 0,
         "packageInfo": { "size": "Tiny", "weight": [], "x": null }

@@ -34,7 +34,7 @@ pub const OUTPUTS_BYTES_MAX: usize = 256 * 1024;
 /// Maximum size of a stored error code or error message, in bytes.
 const ERROR_BYTES_MAX: usize = 4 * 1024;
 
-/// Approximate overhead of an output beside its name and value, in bytes.
+/// Approximate overhead of an output excluding its name and value, in bytes.
 const PAIR_BYTES: usize = 48;
 
 /// An operation and its workflow at one instant.
@@ -89,7 +89,7 @@ impl Advance<'_> {
     }
 
     /// Takes an operation over from an earlier owner. Attempts in progress are requested again,
-    /// because the earlier request may not have been sent.
+    /// because the earlier request might not have been sent.
     ///
     /// # Errors
     ///
@@ -213,7 +213,7 @@ impl Advance<'_> {
         !is_undo && others.sum::<usize>() + pair_bytes(outputs) > OUTPUTS_BYTES_MAX
     }
 
-    /// Ends forward progress at once if a failed or unattempted step would wait past the deadline.
+    /// Ends forward progress now if a failed or unattempted step would wait past the deadline.
     fn give_up_if_late(&mut self, index: usize) {
         let is_forward =
             self.state.state == ProcessState::Processing && !self.state.awaits_decision();
@@ -278,7 +278,7 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Delays the attempt that would start now if its agent is throttled; else counts it as
+    /// Delays the attempt that would start now if its agent is throttled; otherwise counts it as
     /// requested.
     fn put_off_if_throttled(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];

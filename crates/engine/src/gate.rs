@@ -4,8 +4,8 @@
 //! A throttled attempt waits in its operation, with a time to check again, and does not count as a
 //! failure. The gates are in the engine's memory only: a new owner starts with open gates.
 //!
-//! Waiting attempts check again one after the other: each gets an instant of its own, so that
-//! thousands of them cost no more checks per second than a few.
+//! Waiting attempts check again one after the other: each gets its own instant, so that thousands
+//! of them cost no more checks per second than a few.
 //!
 //! What must hold: each throttled attempt gets a time to check again, at most [`WAIT_MAX`] after
 //! the gate may be open. Retries are admitted at a minimum rate even without other traffic. So no
@@ -23,7 +23,7 @@ const TRIALS: u32 = 3;
 const GROWTH: u32 = 2;
 /// After this many successes since the last refusal a gate is open again.
 const SUCCESSES_TO_OPEN: u32 = 100;
-/// The minimum wait of an attempt for which there is no room.
+/// The minimum wait of an attempt that is not admitted.
 const NO_ROOM_WAIT: Duration = Duration::from_millis(500);
 /// Minimum time between the checks of two waiting attempts.
 const CHECKS_APART: Duration = Duration::from_millis(2);
@@ -113,8 +113,8 @@ impl Gates {
                 let pause = throttled.closed_until.since(now);
                 return Err(gate.waiters.wait(pause, CHECKS_APART, now));
             }
-            // Failures and time-outs free no room: without this no attempt would ever be admitted
-            // again.
+            // Failures and time-outs free no capacity: without this, no attempt would ever be
+            // admitted again.
             if throttled.room == 0 && now >= throttled.asked_at + TRIAL_WAIT {
                 throttled.room = 1;
             }
@@ -263,14 +263,14 @@ mod tests {
                 break;
             }
             rounds += 1;
-            assert!(rounds < 20, "it never opens");
+            assert!(rounds < 20, "the circuit never opens");
             for _ in 0..room {
                 gates.succeeded("drone");
             }
         }
         assert!(
             (3..=6).contains(&rounds),
-            "it grows, and not at once: {rounds}"
+            "it grows, but not immediately: {rounds}"
         );
         assert_eq!(gates.throttled(), 0);
     }

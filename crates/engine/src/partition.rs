@@ -2,8 +2,8 @@
 //!
 //! [`PartitionEngine::apply`] changes operations in memory. [`PartitionEngine::take_batch`] returns
 //! the effects as one ordered list of commands. The scheduler's loop executes the list (durable
-//! first, then sent) and reports [`Event::Settled`]. Only then are the records behind the list
-//! done, and the checkpoint may pass them.
+//! first, then sent) and reports [`Event::Settled`]. Only then are the records after the list done,
+//! and the checkpoint may pass them.
 //!
 //! What must hold:
 //!
@@ -101,8 +101,8 @@ pub struct PartitionEngine {
     requests: ByPriority<RequestLog>,
     /// Requests that wait for admission.
     queue: FairQueue,
-    /// Cancels that came before their creates, which must therefore be looked up although they are
-    /// new.
+    /// Cancels that arrived before their creates, which must therefore be looked up although they
+    /// are new.
     early_cancels: EarlyCancels,
     replies: OffsetTracker,
     /// The end of the inbox when the lease was taken.
@@ -259,7 +259,7 @@ impl PartitionEngine {
         self.queue.waiting(priority)
     }
 
-    /// How many requests of a priority are tracked: started, or done behind one that is not.
+    /// How many requests of a priority are tracked: started, or done after one that is not.
     #[must_use]
     pub fn tracked(&self, priority: Priority) -> usize {
         self.requests[priority].finished.kept()

@@ -1,8 +1,8 @@
 //! Which partition an operation belongs to.
 //!
 //! `murmur2(key) mod P` as Java's default Kafka partitioner computes it
-//! (`org.apache.kafka.common.utils.Utils.murmur2`, the sign bit cleared before the modulus), so that
-//! any Kafka client with that partitioner agrees. librdkafka's own default (CRC32) does not.
+//! (`org.apache.kafka.common.utils.Utils.murmur2`, the sign bit cleared before the modulus), so
+//! that any Kafka client with that partitioner agrees. librdkafka's own default (CRC32) does not.
 
 use crate::id::{OperationId, PartitionId};
 

@@ -1,7 +1,7 @@
 //! Predicts the scheduler's answer to a request, without sending the request.
 //!
-//! Ingestion and the operator API can refuse at once what the scheduler would refuse, and can show
-//! which requests are possible. What must hold: the answer comes from the scheduler's own
+//! Ingestion and the operator API can refuse immediately what the scheduler would refuse, and can
+//! show which requests are possible. What must hold: the answer comes from the scheduler's own
 //! functions, applied to a copy. It is never the decision: the operation may have changed since its
 //! row was read.
 

@@ -112,7 +112,7 @@ pub struct AmendRequest {
 /// How a caller changes its operation.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Amendment {
-    /// Undo the completed steps and end `Cancelled`. A cancel that comes before its create takes
+    /// Undo the completed steps and end `Cancelled`. A cancel that arrives before its create takes
     /// precedence.
     Cancel {
         /// The workflow, for the placeholder row of an operation that does not exist yet.
@@ -319,7 +319,8 @@ pub enum Outcome {
     /// For a probe: the step was not performed. (If it was, the probe is a success, with the step's
     /// outputs.)
     NotPerformed,
-    /// The agent did not try: there was no room before complete-by, or its circuit breaker is open.
+    /// The agent did not try: it had no capacity before complete-by, or its circuit breaker is
+    /// open.
     NotAttempted {
         /// Why.
         error: StepError,

@@ -27,7 +27,7 @@ pub struct EngineStats {
     pub deadline_unreachable: u64,
     /// Recoveries that were applied.
     pub recoveries: u64,
-    /// Recoveries that came too late to have a meaning.
+    /// Recoveries that arrived too late to have an effect.
     pub recoveries_void: u64,
     /// Recoveries that were refused.
     pub recoveries_refused: u64,

@@ -1,4 +1,4 @@
-//! Decides, from rows and records alone, what a supervisor asks of the scheduler.
+//! Decides, from rows and records alone, what a supervisor requests from the scheduler.
 //!
 //! A supervisor knows workflows, but no business rules. It never changes an operation: its request
 //! names the attempt that it saw, and the scheduler judges it against the current row. So two
@@ -17,7 +17,7 @@ use crate::record::{AttemptSeen, FailedOperation, Recovery, RecoveryVerb};
 use crate::time::Timestamp;
 use crate::workflow::{Step, Undo, Workflow, Workflows};
 
-/// A supervisor's knowledge beside a row or a record.
+/// What a supervisor knows in addition to a row or a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Supervision<'a> {
     /// The supervisor's name.

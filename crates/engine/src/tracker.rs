@@ -3,7 +3,7 @@
 //! Records finish in any order, but a checkpoint must not pass a record that is not done. What must
 //! hold: [`OffsetTracker::low`] never passes a record that was begun and is not done. Deliberately
 //! absent: any bound. The caller limits how many records are in progress, and how many are kept
-//! behind one that is not done ([`OffsetTracker::kept`]).
+//! after one that is not done ([`OffsetTracker::kept`]).
 
 use std::collections::VecDeque;
 
@@ -63,8 +63,8 @@ impl OffsetTracker {
         true
     }
 
-    /// Skips the records up to `offset`: they belong to other shards, and are done at once. Records
-    /// at or below an offset that was begun before change nothing.
+    /// Skips the records up to `offset`: they belong to other shards, and are done immediately.
+    /// Records at or below an offset that was begun before change nothing.
     pub fn pass(&mut self, offset: Offset, fingerprint: u64) {
         if offset < self.next {
             return;
@@ -124,7 +124,7 @@ impl OffsetTracker {
         self.fingerprint
     }
 
-    /// The number of records in memory: those that are not done, and those behind the first of
+    /// The number of records in memory: those that are not done, and those after the first of
     /// these.
     #[must_use]
     pub fn kept(&self) -> usize {

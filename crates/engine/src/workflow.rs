@@ -1,9 +1,9 @@
 //! Validated and compiled workflows: a workflow that cannot work is refused when it is loaded, so
 //! that running operations need no such checks.
 //!
-//! What must hold of every [`Workflow`]: the order of steps puts every step after all its
-//! dependencies, and a condition reads only a step that has certainly ended before. Sets of steps
-//! are bits of a `u64`, so there are at most 64 steps.
+//! What must hold for every [`Workflow`]: each step follows all its dependencies in the order of
+//! steps, and a condition reads only a step that is certain to have ended. Sets of steps are bits
+//! of a `u64`, so there are at most 64 steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -93,7 +93,7 @@ pub struct Step {
     pub agent: Arc<str>,
     /// The steps that must be completed or skipped before it.
     pub after: StepSet,
-    /// All steps that have certainly ended before it starts.
+    /// All steps that are certain to have ended before it starts.
     pub ancestors: StepSet,
     /// The step is skipped unless this condition holds.
     pub when: Option<StepCondition>,
@@ -101,7 +101,7 @@ pub struct Step {
     pub run: Tries,
     /// How it is undone.
     pub undo: Undo,
-    /// Whether the operation only goes forward once it is completed.
+    /// Whether the operation can no longer be undone once this step is completed.
     pub is_pivot: bool,
     /// What happens after it has failed for good.
     pub on_failure: OnFailure,
@@ -276,7 +276,7 @@ impl Workflow {
         self.step_names.iter().position(|step| &**step == name)
     }
 
-    /// Until when a caller may cancel an operation.
+    /// The time until which a caller may cancel an operation.
     #[must_use]
     pub fn cancel(&self) -> CancelPolicy {
         self.cancel

@@ -188,8 +188,8 @@ impl Auth {
         }
     }
 
-    /// The hosts that a listener answers for: all if callers need a token, else the local ones and
-    /// `names`.
+    /// The hosts that a listener answers for: all if callers need a token, otherwise the local ones
+    /// and `names`.
     #[must_use]
     pub fn hosts(&self, names: &[String], tls: &Tls) -> Hosts {
         match self.0 {

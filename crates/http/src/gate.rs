@@ -47,7 +47,7 @@ pub struct GateLimits {
     pub idle_timeout: Duration,
 }
 
-/// How much is read from the socket at once.
+/// How much is read from the socket at a time.
 const READ_BYTES: usize = 8 * 1024;
 
 /// How long, and how much, the gate still reads from a client after the last answer on its

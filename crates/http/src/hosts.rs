@@ -117,7 +117,8 @@ impl Hosts {
     }
 }
 
-/// Whether a web page may have sent a request: browsers name its origin, at least with every change.
+/// Whether a web page may have sent a request: browsers name its origin, at least with every
+/// change.
 #[must_use]
 pub fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.contains_key(SEC_FETCH_SITE)

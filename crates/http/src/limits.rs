@@ -1,7 +1,7 @@
 //! The ranges of the limits that every listener has in its section of the configuration.
 //!
-//! Why it exists: a limit that is too low refuses health probes and the commands of `waybill`, and one that is too high
-//! limits nothing.
+//! Why it exists: a limit that is too low refuses health probes and the commands of `waybill`, and
+//! one that is too high limits nothing.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,12 +12,13 @@ use crate::HEADERS_LIMIT_MAX;
 
 /// Connections of a listener: a higher limit exceeds the file descriptors of a machine.
 pub const CONNECTIONS_MAX: usize = 1_000_000;
-/// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and clients.
+/// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and
+/// clients.
 pub const CONNECTIONS: RangeInclusive<usize> = 8..=CONNECTIONS_MAX;
 /// Of these, from one address: a browser opens six, which is also the share of one address at the
 /// minimum.
 pub const CONNECTIONS_PER_ADDRESS: RangeInclusive<usize> = 6..=CONNECTIONS_MAX;
-/// Requests under way at a listener: each takes some kilobytes.
+/// Requests in progress at a listener: each takes some kilobytes.
 pub const REQUESTS: RangeInclusive<usize> = 1..=1_000_000;
 /// Header fields of a request: a browser sends about 20, and proxies add about 10.
 pub const HEADERS: RangeInclusive<usize> = 32..=HEADERS_LIMIT_MAX;

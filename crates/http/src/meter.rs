@@ -43,7 +43,7 @@ const REPLACED: Metric<Counter, 1> = Metric::new(
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_refused_total",
-    "New HTTP connections that found no room, because no open one could be closed for them, by listener",
+    "New HTTP connections that were refused because no open one could be closed for them, by listener",
     ["listener"],
 );
 
@@ -117,7 +117,7 @@ pub(crate) struct ConnectionMeter {
 }
 
 impl ConnectionMeter {
-    /// Creates a meter for the connections of `listener`, and shows their limits at once.
+    /// Creates a meter for the connections of `listener`, and shows their limits immediately.
     pub(crate) fn new(listener: &str, connections: &Connections, waiting_max: usize) -> Self {
         let limits = connections.limits();
         MAX.of([listener]).set(limits.max as f64);

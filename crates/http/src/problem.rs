@@ -81,7 +81,7 @@ pub enum Kind {
     RowUnreadable,
     /// The tenant of the request has reached its rate limit.
     TooManyRequests,
-    /// The process has reached its limit on requests under way.
+    /// The process has reached its limit on requests in progress.
     Overloaded,
     /// The broker does not accept the request.
     BrokerUnavailable,
@@ -205,7 +205,7 @@ impl Kind {
                 "Unknown host",
                 "Use an IP address, localhost, or a name listed in http.hosts (admin.hosts on the \
                  admin port). A listener without authentication refuses all other names, so that \
-                 a web page cannot reach it through a host name of its own (DNS rebinding). \
+                 a web page cannot reach it through its own host name (DNS rebinding). \
                  Nothing was accepted."),
             Self::ForeignOrigin => ("/problems/foreign-origin", S::FORBIDDEN,
                 "Request from a web page of another origin",
@@ -225,10 +225,10 @@ impl Kind {
                 "The Allow header lists the allowed methods."),
             Self::RequestTimeout => ("/problems/request-timeout", S::REQUEST_TIMEOUT,
                 "The request did not arrive in time",
-                "Send the request again, with shorter pauses. Nothing of it was accepted."),
+                "Send the request again, with shorter pauses. No part of it was accepted."),
             Self::IdConflict => ("/problems/id-conflict", S::CONFLICT,
                 "Another request has this id",
-                "An id belongs to one request forever. Repeat exactly the same request, or choose a new id."),
+                "An id always belongs to the same request. Repeat exactly the same request, or choose a new id."),
             Self::OperationFinal => ("/problems/operation-final", S::CONFLICT,
                 "The operation is final",
                 "It can no longer be cancelled or rescheduled. GET shows how it ended."),
@@ -240,7 +240,7 @@ impl Kind {
                 "The state of the operation does not allow this",
                 "The code gives the reason. GET lists in `verbs` what the current state allows."),
             Self::BodyTooLarge => ("/problems/body-too-large", S::PAYLOAD_TOO_LARGE,
-                "The body is too long",
+                "The body is too large",
                 "The detail gives the limit. In a batch, it applies to each line."),
             Self::UnsupportedMediaType => ("/problems/unsupported-media-type", S::UNSUPPORTED_MEDIA_TYPE,
                 "Unsupported media type",
@@ -249,7 +249,7 @@ impl Kind {
                 "Invalid values",
                 "The errors list each field with what was expected."),
             Self::HeadTooLarge => ("/problems/head-too-large", S::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                "The request head is too long",
+                "The request head is too large",
                 "Send fewer or shorter header fields."),
             Self::Internal => ("/problems/internal", S::INTERNAL_SERVER_ERROR,
                 "Internal error",
@@ -260,7 +260,7 @@ impl Kind {
                 "Nothing was accepted. The server's log names the operation and the cause. Other \
                  operations are not affected. An operator must inspect the state store."),
             Self::TooManyRequests => ("/problems/too-many-requests", S::TOO_MANY_REQUESTS,
-                "The tenant sends too many requests",
+                "Too many requests from the tenant",
                 "The request was not accepted. Send it again after the time in Retry-After. \
                  http.tenantLimits sets the limit."),
             Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
@@ -288,7 +288,7 @@ impl Kind {
                 "GET /schedulers lists the partitions that it owns."),
             Self::Starting => ("/problems/starting", S::SERVICE_UNAVAILABLE,
                 "Starting",
-                "Send the request again when GET /readyz answers 200, or after the time in \
+                "Send the request again when GET /readyz returns 200, or after the time in \
                  Retry-After."),
             Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,
                 "Shutting down",

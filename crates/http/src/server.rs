@@ -38,13 +38,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait before the next search for a connection to replace.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// How much of an answer is passed on at once. The next piece shows whether the client still reads.
+/// How much of an answer is passed on at a time. The next piece shows whether the client still
+/// reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// The default limit on requests under way on one HTTP/2 connection. h2 keeps two kilobytes for
+/// The default limit on requests in progress on one HTTP/2 connection. h2 keeps two kilobytes for
 /// each stream that was ever open at the same time, for the lifetime of the connection.
 pub const REQUESTS_PER_CONNECTION_MAX: usize = 128;
-/// How many requests each connection may always have under way, whatever the others have.
+/// How many requests each connection may always have in progress, whatever the others have.
 const REQUESTS_EACH: u32 = 4;
 /// How many requests each connection may begin, however many connections there are.
 const REQUESTS_PER_CONNECTION_MIN: usize = 32;
@@ -91,10 +92,10 @@ pub struct ServerLimits {
     /// The limit on open connections from one address. A new one replaces a slow or
     /// idle one of the address, or is closed if there is none.
     pub connections_per_address_max: usize,
-    /// The limit on requests under way on one HTTP/2 connection. The limit is lower, down to 32, if
-    /// the share of each connection in `requests_shared_max` is lower.
+    /// The limit on requests in progress on one HTTP/2 connection. The limit is lower, down to 32,
+    /// if the share of each connection in `requests_shared_max` is lower.
     pub requests_per_connection_max: usize,
-    /// The limit on requests under way on all connections together, beyond a few that each
+    /// The limit on requests in progress on all connections together, beyond a few that each
     /// connection may always have. One address gets at most three quarters. A request above the
     /// limit is refused by `REFUSED_STREAM` (RFC 9113, section 8.7): it was not looked at, and the
     /// client may retry.
@@ -173,10 +174,10 @@ impl<S: Service> Server<S> {
     }
 
     /// Accepts connections until `stop` is cancelled. Then asks the open connections to end once
-    /// they have no request under way, and waits for them. Dropping the future cuts them off.
+    /// they have no request in progress, and waits for them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
-        // A connection that may have a slot at once does not wait behind these.
+        // A connection that may have a slot immediately does not wait behind these.
         let mut waiting = Waiting::new();
         let mut retries = tokio::time::interval(FULL_PAUSE);
         retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -242,7 +243,7 @@ impl<S: Service> Server<S> {
                         tracing::debug!("closed a connection to make room for another");
                     }
                     () = slot.unread_for(stall_timeout) => {
-                        tracing::debug!("a client did not read its answer in time");
+                        tracing::debug!("a client did not read its response in time");
                     }
                 }
                 drop(slot);
@@ -351,11 +352,11 @@ impl<S: Service> Connection<S> {
     }
 }
 
-/// Polls a connection. While it has several requests under way, polls it after the tasks that are
+/// Polls a connection. While it has several requests in progress, polls it after the tasks that are
 /// ready, so that answers that become ready together leave with one write.
 ///
 /// hyper has a task for each request of an HTTP/2 connection, and an answer wakes the connection.
-/// tokio runs next what a task has woken, so the connection would write each answer by itself. The
+/// tokio runs next what a task has woken, so the connection would write each answer separately. The
 /// whole connection waits, reading too: until the thread's queue is empty or it polls sockets (see
 /// the runtime's event interval), or until something else wakes the connection.
 async fn after_ready_tasks<F: Future>(
@@ -385,8 +386,8 @@ enum NoAnswer<E: Error + 'static> {
     Unanswered(#[source] E),
 }
 
-/// The body of an answer, in small pieces. Its request is under way until the last piece is written
-/// or the body is dropped.
+/// The body of an answer, in small pieces. Its request is in progress until the last piece is
+/// written or the body is dropped.
 struct Tracked<B> {
     body: B,
     /// The rest of the part that the body returned last.

@@ -117,7 +117,7 @@ impl Running {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Opens this many connections, each with one request under way.
+    /// Opens this many connections, each with one request in progress.
     async fn busy(&self, number: usize) -> Vec<TcpStream> {
         let mut busy = Vec::new();
         for _ in 0..number {

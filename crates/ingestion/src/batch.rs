@@ -39,7 +39,7 @@ const ANSWER_BYTES: usize = 8 * 1024;
 /// The limit on problems that wait for earlier answers, in bytes.
 const PROBLEMS_BYTES_MAX: usize = 64 * 1024;
 
-/// How many lines are processed at once. One read of the store gets the rows of all of them.
+/// How many lines are processed at a time. One read of the store gets the rows of all of them.
 const GROUP_LINES_MAX: usize = 128;
 
 /// The limits of a batch.
@@ -58,13 +58,13 @@ pub struct BatchLimits {
 }
 
 impl BatchLimits {
-    /// How many bytes the lines of a batch may hold in memory at once.
+    /// How many bytes the lines of a batch may hold in memory at the same time.
     pub fn bytes_max(&self) -> usize {
         batch_bytes(self.line_bytes_max)
     }
 }
 
-/// One batch under way.
+/// One batch in progress.
 pub struct Batch<B> {
     parts: Parts<B>,
     lines: Lines,
@@ -90,7 +90,7 @@ struct Unanswered {
     /// Its number, from 1.
     line: u64,
     waiting: Waiting,
-    /// The size of its problem, if it was known at once.
+    /// The size of its problem, if it was known immediately.
     problem_bytes: usize,
 }
 
@@ -394,7 +394,7 @@ async fn settled(
         Waiting::Known(known) => {
             let taken = Err(Problem::new(
                 Kind::Internal,
-                "This answer was given already.",
+                "This response was sent already.",
             ));
             std::mem::replace(known, taken)
         }

@@ -28,21 +28,22 @@ pub struct HttpConfig {
     /// The certificate of the listener.
     pub tls: TlsConfig,
     /// The host names that the listener answers for without authentication, in addition to IP
-    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
-    /// by its own name.
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach it
+    /// through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
     pub batch_line_bytes_max: ByteSize,
-    /// How many lines of one batch may wait for the broker at once; further ones are not read.
+    /// How many lines of one batch may wait for the broker; while so many wait, the server reads no
+    /// further ones.
     pub batch_lines_max: usize,
     /// The largest head of a request: request line and headers.
     pub header_bytes_max: ByteSize,
-    /// The most header fields of a request.
+    /// The maximum number of header fields of a request.
     pub headers_max: usize,
-    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
-    /// the limit is answered 503.
+    /// Memory for request bodies, in bytes, over all connections; a request that would exceed it
+    /// gets 503.
     pub body_bytes_max: ByteSize,
     /// The deepest nesting of a body.
     pub json_depth_max: usize,
@@ -53,14 +54,14 @@ pub struct HttpConfig {
     /// replaces a slow or idle one of the address, or is closed if there is none.
     /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
-    /// Requests under way at once on all connections, beyond four that each may always have. One
-    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
-    /// `REFUSED_STREAM`.
+    /// The limit on requests in progress over all connections, not counting four for each
+    /// connection. One address gets at most three quarters. An HTTP/2 request above the limit is
+    /// refused with `REFUSED_STREAM`.
     pub requests_max: usize,
     /// How long a client may take to send a request's head.
     #[serde(with = "DurationText")]
     pub header_read_timeout: Duration,
-    /// How long a client may pause while it sends a body, or reads an answer.
+    /// How long a client may pause while it sends a body or reads a response.
     #[serde(with = "DurationText")]
     pub body_read_timeout: Duration,
     /// How long the body of a single request, or a line of a batch, may take in total.
@@ -70,20 +71,20 @@ pub struct HttpConfig {
     /// `acceptTimeout`.
     #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
-    /// How long a request waits for the broker's acknowledgement before it is answered 504.
+    /// How long a request waits for the broker's acknowledgement before it gets 504.
     #[serde(with = "DurationText")]
     pub accept_timeout: Duration,
-    /// How long a stop waits for requests under way to be answered.
+    /// How long a shutdown waits for requests in progress.
     #[serde(with = "DurationText")]
     pub drain_timeout: Duration,
-    /// Requests that may wait for the broker at once; further ones are answered 503.
+    /// Requests that may wait for the broker; further ones get 503.
     pub producer_queue_records_max: usize,
     /// The total size of those requests.
     pub producer_queue_bytes_max: ByteSize,
     /// Accepted requests that are remembered, so that a concurrent repeat is recognised before the
     /// scheduler has read the first one.
     pub recent_accepted_max: usize,
-    /// Status requests that may wait for a pending request to be read from the topic; further ones
+    /// Status requests that may wait until a pending request is read from the topic; further ones
     /// are answered without it.
     pub pending_reads_max: usize,
     /// The longest such wait.
@@ -92,11 +93,10 @@ pub struct HttpConfig {
     /// The prefixes that the name of a caller's `replyTo` topic may have; an empty list allows no
     /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
-    /// Streams of an operation's events at once; further ones are answered 503. Less than
-    /// `connectionsMax` and `requestsMax`.
+    /// Open streams of operation events; further ones get 503. Less than `connectionsMax` and
+    /// `requestsMax`.
     pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait, at once; further ones are answered 503. 0
-    /// allows none.
+    /// Lists of operations that may be in progress or queued; further ones get 503. 0 allows none.
     pub lists_max: usize,
     /// The rate limits of each tenant at this process.
     pub tenant_limits: TenantLimitsConfig,

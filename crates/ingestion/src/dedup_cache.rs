@@ -1,8 +1,8 @@
-//! The requests in flight, and those accepted so recently that they may not have a row yet.
+//! The requests in flight, and those accepted so recently that they might not have a row yet.
 //!
 //! The scheduler's row is authoritative. Until it exists, this cache joins a repeat with its first
-//! request, detects a conflict at once, and lets a status without a token answer `Pending`. It is
-//! an optimisation: bounded, the oldest forgotten first, and empty after a restart. No guarantee
+//! request, detects a conflict immediately, and lets a status without a token answer `Pending`. It
+//! is an optimisation: bounded, the oldest forgotten first, and empty after a restart. No guarantee
 //! depends on it: two processes may write records with the same id, and the scheduler decides
 //! between them.
 //!
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_requests_share_an_outcome_and_a_different_one_conflicts_at_once() {
+    fn equal_requests_share_an_outcome_and_a_different_one_conflicts_immediately() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));

@@ -7,7 +7,7 @@ use waybill_kafka::{ErrorCode, ProduceError};
 use waybill_telemetry::chain;
 
 /// Whether acknowledgements arrive. If the broker is unavailable, only the first request waits for
-/// its time-out. Later requests are refused at once.
+/// its time-out. Later requests are refused immediately.
 ///
 /// A record counts as waiting until the producer gives it up. Once none waits, the next request
 /// goes through and tests whether the broker is available again.

@@ -6,9 +6,9 @@
 //! acknowledgement itself updates the cache of recent requests, even if the connection has closed.
 //!
 //! Only one request per id is in flight at a time: equal requests share its outcome, others get a
-//! conflict. If two processes accept requests with the same id at once, both are produced. The
-//! scheduler decides which one becomes the operation, and a status with the token of either says
-//! so.
+//! conflict. If two processes accept requests with the same id at the same time, both are produced.
+//! The scheduler decides which one becomes the operation, and a status with the token of either
+//! says so.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,8 +9,9 @@
 //! `waybill_api::request` check the body and make the record. `intake` looks for the operation that
 //! it repeats, and passes it to the producer. Each line of a `batch` takes the same path. `status`
 //! answers status requests, and `request_lookup` reads requests back for it. The other handlers are
-//! below `service`: `events` streams an operation's events, and `ops` passes on the verbs of callers
-//! and operators, and lists operations that need a person. `view` has the JSON of all answers.
+//! below `service`: `events` streams an operation's events, and `ops` passes on the verbs of
+//! callers and operators, and lists operations that need a person. `view` has the JSON of all
+//! answers.
 //!
 //! What must hold: no 202 for a record that is not durable; no part of a refused request reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
@@ -243,9 +244,9 @@ impl Ingestion {
         self.address
     }
 
-    /// Stops accepting, and answers the requests under way. Ends batches after the lines that were
-    /// read, and event streams at once. Waits for the outcome of all records. Cuts off everything
-    /// that has not ended within the drain time-out.
+    /// Stops accepting, and answers the requests in progress. Ends batches after the lines that
+    /// were read, and event streams immediately. Waits for the outcome of all records. Cuts off
+    /// everything that has not ended within the drain time-out.
     pub async fn shutdown(mut self) {
         self.accepting.cancel();
         self.batches_stop.cancel();

@@ -61,7 +61,7 @@ impl Logs {
             let mut of = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry((priority, partition)).or_default())
         };
-        // The time limit includes the wait for a check that is under way.
+        // The time limit includes the wait for a check that is in progress.
         let check = async {
             let mut known = known.lock().await;
             if let Some((at, is_another)) = *known
@@ -85,7 +85,7 @@ impl Logs {
         answer.map_err(|late| self.unavailable(&late)).flatten()
     }
 
-    /// Closes the client, once a check under way has ended. Blocks.
+    /// Closes the client, once a check in progress has ended. Blocks.
     pub fn close(&self) {
         self.check.close();
     }

@@ -1,4 +1,5 @@
-//! What the row of an operation forbids at the time it is read, and the text of the refusal.
+//! The actions that an operation's row forbids at the time it is read, and the texts of the
+//! refusals.
 
 use waybill_engine::{
     Amendment, Asked, CancelPolicy, HistoryEntry, OperationId, OperationRow, OperationState,

@@ -1,7 +1,7 @@
 //! Checks that the reply topics that callers name exist.
 //!
 //! No part of Waybill creates a caller's topic, and the scheduler drops status copies for a missing
-//! one. So a misspelt name is refused at once. The results are cached: an existing topic for a
+//! one. So a misspelt name is refused immediately. The results are cached: an existing topic for a
 //! minute, a missing topic or a failed check for a moment, so that a batch does not wait for each
 //! of its lines.
 
@@ -19,7 +19,7 @@ const FOUND_FOR: Duration = Duration::from_secs(60);
 const MISSING_FOR: Duration = Duration::from_secs(1);
 /// How many topics are cached.
 const REMEMBERED_MAX: usize = 1_000;
-/// How many checks run at once.
+/// How many checks run at the same time.
 const ASKED_AT_ONCE: usize = 4;
 
 /// The reply topics of callers, as the broker reports them.
@@ -90,7 +90,7 @@ impl ReplyTopics {
         let asking = async {
             // The semaphore is never closed, so this always gets its permit.
             let _place = self.places.acquire().await.ok();
-            // A request that asked before may have filled the cache meanwhile.
+            // A request that asked before may have filled the cache in the meantime.
             match self.remembered(topic) {
                 Some(known) => Ok(known),
                 None => self

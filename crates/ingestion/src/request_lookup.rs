@@ -7,7 +7,7 @@
 //!
 //! What must hold: it is a convenience. A few status requests may wait for it. It serves one at a
 //! time, each within a short time limit, and tenants share the room. A status request for which
-//! there is no room or no result in time is answered without it.
+//! there is no capacity, or no result in time, is answered without it.
 
 use std::fmt;
 use std::time::Duration;
@@ -98,7 +98,7 @@ impl RequestLookup {
         }
     }
 
-    /// Closes the connection, once a read under way has ended. Blocks.
+    /// Closes the connection, once a read in progress has ended. Blocks.
     pub fn close(&self) {
         self.reader.close();
     }

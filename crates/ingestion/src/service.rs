@@ -77,9 +77,9 @@ pub struct Api {
     pub patience: Patience,
     /// The limits of a batch.
     pub batch: BatchLimits,
-    /// Bytes of bodies that may be held at once.
+    /// The memory for request bodies, in bytes.
     pub budget: TenantSemaphore,
-    /// Batches and event streams under way.
+    /// Batches and event streams in progress.
     pub batches: TaskTracker,
     /// Ends them early.
     pub stop: CancellationToken,
@@ -291,7 +291,7 @@ impl Api {
     }
 
     /// Reads a whole body of at most `bytes_max` bytes, with a permit of the budget for `announced`
-    /// bytes. Fails if the client sends slowly and others find no room.
+    /// bytes. Fails if the client sends slowly and other requests need the memory.
     pub async fn receive(
         &self,
         body: RequestBody,

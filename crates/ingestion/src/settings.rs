@@ -17,11 +17,11 @@ pub struct IngestionSettings {
     pub request_bytes_max: usize,
     /// The largest line of a batch; a batch itself has no limit.
     pub batch_line_bytes_max: usize,
-    /// How many lines of one batch may wait for the broker at once.
+    /// How many lines of one batch may wait for the broker.
     pub batch_lines_max: usize,
     /// The largest head of a request.
     pub header_bytes_max: usize,
-    /// The most header fields of a request.
+    /// The maximum number of header fields of a request.
     pub headers_max: usize,
     /// The deepest nesting of JSON; at most 100.
     pub json_depth_max: usize,
@@ -31,11 +31,11 @@ pub struct IngestionSettings {
     /// The limit on open connections from one address. A new one replaces a slow or
     /// idle one of the address, or is closed if there is none.
     pub connections_per_address_max: usize,
-    /// Requests under way at once on all connections, beyond four that each connection may always
-    /// have.
+    /// The limit on requests in progress over all connections, not counting four for each
+    /// connection.
     pub requests_max: usize,
-    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
-    /// the limit is answered 503.
+    /// Memory for request bodies, in bytes, over all connections; a request that would exceed it
+    /// gets 503.
     pub body_bytes_max: usize,
     /// How long a head may take to arrive.
     pub header_read_timeout: Duration,
@@ -47,7 +47,7 @@ pub struct IngestionSettings {
     pub idle_timeout: Duration,
     /// How long a request waits for the broker's acknowledgement.
     pub accept_timeout: Duration,
-    /// Requests that may wait for the broker at once; further ones are answered 503.
+    /// Requests that may wait for the broker; further ones get 503.
     pub producer_queue_records_max: usize,
     /// The total size of those requests.
     pub producer_queue_bytes_max: usize,
@@ -62,15 +62,15 @@ pub struct IngestionSettings {
     pub reply_to_prefixes: Vec<String>,
     /// Which contacts a request may name to be notified of its operation.
     pub contacts: ContactRules,
-    /// Streams of an operation's events at once; further ones are answered 503.
+    /// Open streams of operation events; further ones get 503.
     pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait, at once; further ones are answered 503.
+    /// Lists of operations that may be in progress or queued; further ones get 503.
     pub lists_max: usize,
     /// The rate limits of each tenant.
     pub tenant_rates: TenantRates,
     /// Whether high-priority requests have their own topic.
     pub has_high_priority_topic: bool,
-    /// How long requests under way may take to finish at shutdown.
+    /// How long requests in progress may take to finish at shutdown.
     pub drain_timeout: Duration,
 }
 
@@ -113,12 +113,12 @@ impl Default for IngestionSettings {
 /// itself.
 pub(super) const REQUEST_BYTES: usize = 4 * 1024;
 
-/// How many bytes the answers of a batch may hold in memory at once: answers that wait for earlier
-/// ones, and answers that the client has not read, here and in its connection.
+/// How many bytes the answers of a batch may hold in memory at the same time: answers that wait for
+/// earlier ones, and answers that the client has not read, here and in its connection.
 const BATCH_ANSWERS_BYTES: usize = 256 * 1024;
 
-/// How many bytes the lines of a batch and their answers may hold in memory at once. An arriving
-/// part may exceed it by at most its own size.
+/// How many bytes the lines of a batch and their answers may hold in memory at the same time. An
+/// arriving part may exceed it by at most its own size.
 pub(super) fn batch_bytes(line_bytes_max: usize) -> usize {
     let lines = line_bytes_max.saturating_mul(4).max(256 * 1024);
     lines.saturating_add(BATCH_ANSWERS_BYTES)

@@ -230,8 +230,8 @@ impl Pending {
         }
     }
 
-    /// Whether the operation belongs to `tenant`, with the id `text`, as far as is known. Without a
-    /// tenant in the status request any tenant fits, as for a row.
+    /// Whether the operation is known to belong to `tenant`, with the id `text`. Without a tenant
+    /// in the status request any tenant fits, as for a row.
     pub fn is_of(&self, tenant: &str, text: &str) -> TenantMatch {
         match self.tenant() {
             Some(_) if tenant.is_empty() => TenantMatch::Same,

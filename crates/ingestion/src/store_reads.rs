@@ -2,7 +2,7 @@
 //!
 //! What must hold: no request waits for the store longer than for the broker. The store itself
 //! retries for much longer, for schedulers, which can wait. The log reports once that the store is
-//! unavailable, and once that it is available again, however many requests fail meanwhile.
+//! unavailable, and once that it is available again, however many requests fail in the meantime.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -97,7 +97,7 @@ impl StoreReads {
             let mut of = self.consumed.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry((priority, partition)).or_default())
         };
-        // The time limit includes the wait for a read that is under way.
+        // The time limit includes the wait for a read that is in progress.
         self.answered(async {
             let mut known = known.lock().await;
             if let Some((read_at, offset)) = *known

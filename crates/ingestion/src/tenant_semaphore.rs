@@ -1,14 +1,14 @@
 //! A semaphore that tenants share.
 //!
-//! What must hold: no tenant takes all of it while others need some. Alone, a tenant may use the
-//! whole semaphore. As soon as another tenant holds a permit, or was refused one recently, it gets at
-//! most half.
+//! What must hold: no tenant holds the whole semaphore while another tenant needs a part of it. A
+//! tenant may use the whole semaphore while it is the only one. As soon as another tenant holds a
+//! permit, or was recently refused one, each tenant gets at most half.
 //!
-//! The tenant is that of the token: a name in a request could be invented freely. Callers without a
-//! token, and callers with a token for all tenants, count as one tenant.
+//! The tenant is that of the token, because a client could put any name into a request. Callers
+//! without a token, and callers with a token for all tenants, count as one tenant.
 //!
-//! The permit of a client that sends slowly is revoked if another request finds no room, also one of
-//! the same tenant: a few bytes a second must not keep memory from others.
+//! The permit of a client that sends slowly is revoked if another request does not fit, even one of
+//! the same tenant: a few bytes per second must not keep memory from others.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -26,7 +26,7 @@ use waybill_http::auth::Tenants;
 
 /// How long a refused tenant counts as one that needs a permit: longer than `Retry-After`.
 const WANTED_FOR: Duration = Duration::from_secs(10);
-/// How many tenants are remembered before those that hold and need nothing are forgotten.
+/// At this number of remembered tenants, those that hold and need nothing are forgotten.
 const IDLE_MAX: usize = 1_000;
 
 /// A bound, and how much of it each tenant holds.
@@ -57,16 +57,16 @@ impl Tenant {
     }
 }
 
-/// What a caller wants of a bound.
+/// What a caller requests of a bound.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     amount: usize,
-    /// How much must remain free beside it, as far as the bound allows.
+    /// How much must remain free, in addition to `amount`, if the bound is large enough.
     spare: usize,
 }
 
 impl TenantShares {
-    /// A bound of which nothing is held.
+    /// A bound without permits.
     fn new(max: usize, shown: Gauge) -> Arc<Self> {
         Arc::new(Self {
             max,
@@ -137,7 +137,8 @@ impl Permit {
         other.map_or("", |tenant| tenant) == &*self.tenant
     }
 
-    /// Whether the permit's tenant holds more than half of the semaphore, and these tenants are others.
+    /// Whether the permit's tenant holds more than half of the semaphore, and is none of these
+    /// tenants.
     fn may_be_revoked_for(&self, tenants: &Tenants) -> bool {
         let is_own = self.is_of(tenants);
         let held = self.of.locked();
@@ -153,7 +154,7 @@ impl Drop for Permit {
         self.of.shown.decrement(self.amount as f64);
         if let Entry::Occupied(mut of_tenant) = held.by_tenant.entry(Arc::clone(&self.tenant)) {
             of_tenant.get_mut().held -= self.amount;
-            // A tenant that holds and needs nothing is forgotten, so that lookups stay short.
+            // Forgets a tenant that holds and needs nothing, so that lookups stay fast.
             if of_tenant.get().held == 0 && of_tenant.get().refused_at.is_none() {
                 of_tenant.remove();
             }
@@ -161,8 +162,8 @@ impl Drop for Permit {
     }
 }
 
-/// A semaphore that tenants share. Its permits can be revoked: from a tenant that holds more than half,
-/// if another tenant finds no room, and from slow clients.
+/// A semaphore that tenants share. Its permits can be revoked: from a tenant that holds more than
+/// half, if a request of another tenant does not fit, and from slow clients.
 #[derive(Debug)]
 pub struct TenantSemaphore {
     shares: Arc<TenantShares>,
@@ -207,7 +208,7 @@ struct IssuedPermit {
 }
 
 impl TenantSemaphore {
-    /// A semaphore of which nothing is held. `used` shows how much is held, `limit` the maximum.
+    /// A semaphore without permits. `used` shows how much is held, `limit` the maximum.
     pub fn new(max: usize, used: Gauge, limit: &Gauge) -> Self {
         limit.set(max as f64);
         Self {
@@ -226,8 +227,8 @@ impl TenantSemaphore {
         self.take(tenants, Wanted { amount, spare: 0 })
     }
 
-    /// Takes a permit that may be revoked, for uses that can last, and leaves `spare` of the amount to
-    /// short uses.
+    /// Takes a permit that may be revoked, for uses that can last, and leaves `spare` of the amount
+    /// to short uses.
     pub fn acquire_revocable(
         &self,
         tenants: &Tenants,
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_alone_may_use_all_and_at_most_half_once_another_wants_some() {
+    fn a_tenant_may_use_all_until_another_needs_some_and_then_at_most_half() {
         let (shares, now) = (TenantShares::new(10, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..10)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_of_slow_bodies_are_revoked_for_every_tenant_and_others_not_for_their_own() {
+    fn permits_of_slow_bodies_are_revoked_for_every_tenant_and_of_fast_ones_only_for_others() {
         let semaphore = TenantSemaphore::new(4, Gauge::noop(), &Gauge::noop());
         let now = tokio::time::Instant::now();
         let ago = |millis| now - Duration::from_millis(millis);

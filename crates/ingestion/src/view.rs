@@ -1,4 +1,5 @@
-//! The JSON views of answers. Those that the operator commands read are in `waybill_api`; here they are made of rows.
+//! The JSON views of answers. Those that the operator commands read are in `waybill_api`; here they
+//! are made of rows.
 
 mod accepted;
 mod event;

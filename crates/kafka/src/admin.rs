@@ -36,8 +36,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_PARTITIONS: u32 = 1_000;
 /// How long one probe for a broker may take while [`Admin::wait_ready`] waits.
 const READY_PROBE: Duration = Duration::from_secs(1);
-/// How long to keep asking a broker after its first refusal: a broker that is starting may not know
-/// its users yet.
+/// How long to keep asking a broker after its first refusal: a broker that is starting might not
+/// know its users yet.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a retry after a topic was unknown, or the leader of a partition did not know it.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -458,7 +458,8 @@ impl Admin {
     }
 
     /// The settings of topics, including defaults. The result lacks topics that do not exist and
-    /// topics whose settings this client may not read: librdkafka does not distinguish the two.
+    /// topics whose settings this client has no permission to read: librdkafka does not distinguish
+    /// the two.
     pub async fn topic_settings(
         &self,
         topics: &[&str],

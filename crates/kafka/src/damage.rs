@@ -2,7 +2,7 @@
 //!
 //! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). librdkafka's
 //! reaction to a wrong checksum is unusable: it reports an error from which rust-rdkafka drops the
-//! partition, and continues somewhere behind the batch, so that it silently skips records. So a
+//! partition, and continues somewhere after the batch, so that it silently skips records. So a
 //! consumer that meets damage discards all prefetched records. It locates the damaged partition
 //! with this module, and reads every other partition again from the end of the records that it has
 //! handed over.
@@ -14,7 +14,7 @@
 //!
 //! * No readable record is skipped, however early the time for a search ends.
 //! * All questions of one poll end within [`ROUND_MAX`], whatever the number of partitions. The
-//!   consumer reads no records meanwhile, and a group member that polls too late loses its
+//!   consumer reads no records in the meantime, and a group member that polls too late loses its
 //!   partitions. A partition that was not checked is read on, and its damage is met again; the next
 //!   round checks it first.
 
@@ -37,7 +37,7 @@ use crate::watermarks::watermarks;
 const ROUND_MAX: Duration = Duration::from_secs(10);
 /// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
-/// The same for a partition that may have stalled: the same answer has to fail more than once.
+/// The same for a partition that may have stalled: the same answer must fail more than once.
 const STALL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the broker may take to report the end of a partition.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ pub struct DamagedLog {
     pub cause: String,
     /// Why they cannot be read.
     pub kind: DamageKind,
-    /// Where to continue behind undecodable records, once they were met twice. Everything before
+    /// Where to continue after undecodable records, once they were met twice. Everything before
     /// this offset was found to be undecodable.
     pub next: Option<Offset>,
 }
@@ -97,11 +97,11 @@ impl DamagedLog {
             offset = %self.offset,
             %next,
             cause = self.cause,
-            "passed over records that no client can decode"
+            "skipped records that no client can decode"
         );
     }
 
-    /// Logs that the partition is not read, and when the client retries by itself.
+    /// Logs that the partition is not read, and when the client retries on its own.
     pub(crate) fn log_stopped(&self, client: &str, again_after: Option<Duration>) {
         tracing::error!(
             client,
@@ -130,7 +130,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Notes that records of this kind were met. Returns whether undecodable ones were met there before.
+    /// Notes records of this kind. Returns whether undecodable ones were met there before.
     fn is_repeated(
         &mut self,
         topic: &str,
@@ -204,8 +204,8 @@ impl Round<'_> {
         damaged
     }
 
-    /// Those of the given partitions, which have handed over no record for long, that really cannot
-    /// be read on. The watch backs off from all others.
+    /// Those of the given partitions, which have handed over no record for a long time, that really
+    /// cannot be read on. The watch backs off from all others.
     pub(crate) fn find_stalled<C: ConsumerContext>(
         &mut self,
         consumer: &BaseConsumer<C>,
@@ -286,7 +286,7 @@ impl Round<'_> {
         }
     }
 
-    /// The first offset after undecodable records, as far as one search reaches.
+    /// The first offset after undecodable records, within the range of one search.
     fn behind(&self, probe: &Probe, at: &Position, batch: Option<Offset>) -> Offset {
         let (topic, partition, offset) = at;
         let patience = END_PATIENCE.min(self.left());
@@ -299,7 +299,7 @@ impl Round<'_> {
     }
 }
 
-/// The first offset after an undecodable record, as far as `ask` answers. Damage behind it is found
+/// The first offset after an undecodable record, as far as `ask` answers. Damage after it is found
 /// when it is read.
 ///
 /// No readable record is skipped. So the search tries each offset in turn, except within a batch
@@ -405,7 +405,7 @@ mod tests {
         Nothing,
     }
 
-    /// What the client finds at an offset, or first behind it.
+    /// What the client finds at an offset, or at the first readable offset after it.
     fn found(log: &[At], offset: Offset) -> Found {
         let first = usize::try_from(offset.0).unwrap();
         let Some(at) = (first..log.len()).find(|at| log[*at] != At::Nothing) else {

@@ -63,7 +63,7 @@ pub enum ProduceError {
         #[source]
         code: RDKafkaErrorCode,
     },
-    /// The record was sent and no answer came: it may be in the log, now or later.
+    /// The record was sent and no answer arrived: it may be in the log, now or later.
     #[error("the record may or may not have been appended")]
     OutcomeUnknown {
         /// librdkafka's error.
@@ -136,7 +136,7 @@ impl ProduceError {
 /// sends a record that is refused. So it must not block, must not panic, must not send by the same
 /// producer, and must not drop the producer's last handle.
 ///
-/// Implement it for `Box<T>` with a `T` of your own (one token per record), or implement
+/// Implement it for `Box<T>` with your own `T` (one token per record), or implement
 /// [`DeliveredShared`] for a `T` and send `Arc<T>` (one token for many records).
 pub trait Delivered: rdkafka::IntoOpaque + 'static {
     /// Takes the outcome.

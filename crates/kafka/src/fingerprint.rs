@@ -4,7 +4,7 @@
 use crate::RecordRef;
 
 /// The fingerprint of a record that no client can decode. Without contents to compare, a checkpoint
-/// right behind it is not verified.
+/// right after it is not verified.
 pub const UNDECODABLE: u64 = 0;
 
 /// Identifies a record among all that could have its offset: FNV-1a over its timestamp, its key and

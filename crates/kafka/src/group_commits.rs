@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
-/// A group is reported after this many refused commits in a row, over at least this time: a commit may fail
-/// while a group rebalances or a broker restarts.
+/// A group is reported after this many refused commits in a row, over at least this time: a commit
+/// may fail while a group rebalances or a broker restarts.
 const REFUSALS_MIN: u32 = 3;
 const REFUSED_FOR_MIN: Duration = Duration::from_secs(5);
 

@@ -140,8 +140,8 @@ pub trait GroupHandler {
 
 /// A member of a consumer group, polled from the caller's own thread.
 ///
-/// It must be polled at least every five minutes (librdkafka's `max.poll.interval.ms`), else the
-/// group takes its partitions away.
+/// It must be polled at least every five minutes (librdkafka's `max.poll.interval.ms`), otherwise
+/// the group takes its partitions away.
 pub struct GroupConsumer {
     consumer: BaseConsumer<Context>,
     config: ClientConfig,
@@ -155,7 +155,8 @@ pub struct GroupConsumer {
     commits: Arc<Commits>,
     stalls: StallWatch,
     damage_history: History,
-    /// The seek position of each partition that was moved past undecodable records and has delivered no record since.
+    /// The seek position of each partition that was moved past undecodable records and has
+    /// delivered no record since.
     moved_to: BTreeMap<TopicPartition, Offset>,
     /// When it was fenced and recreated its client.
     renewals: Vec<Instant>,
@@ -231,8 +232,8 @@ impl GroupConsumer {
             .map_err(RequestError::new("subscribing"))
     }
 
-    /// Waits up to `timeout` for a record, then takes what is available, up to the limits, without
-    /// further waiting. Notifies the handler of every change of the assignment.
+    /// Waits up to `timeout` for a record, then takes the available records, up to the limits,
+    /// without further waiting. Notifies the handler of every change of the assignment.
     pub fn poll(
         &mut self,
         limits: PollLimits,

@@ -37,7 +37,7 @@ use crate::partition::partition_number;
 pub(crate) enum Persisted {
     /// Certainly not: it was never sent, or was refused.
     No,
-    /// It was sent, and no answer came.
+    /// It was sent, and no answer arrived.
     Possibly,
     /// The broker acknowledged it.
     Yes,
@@ -138,7 +138,8 @@ pub(crate) fn known_end<C: ClientContext>(
 ) -> Option<Offset> {
     let topic = CString::new(topic).ok()?;
     let (mut low, mut high) = (-1, -1);
-    // SAFETY: the client is alive, the topic is NUL-terminated, and the other pointers are to locals.
+    // SAFETY: the client is alive, the topic is NUL-terminated, and the other pointers are to
+    // locals.
     let error = unsafe {
         rd_kafka_get_watermark_offsets(
             client.native_ptr(),

@@ -49,8 +49,8 @@ pub struct ConsumerOptions {
     pub queue_kib_max: u32,
     /// Approximate limit of prefetched records per partition. Default 10,000.
     pub queue_records_max: u32,
-    /// The longest that the broker may hold back an empty fetch: it sends records that arrive
-    /// meanwhile immediately. Default 500 ms.
+    /// The longest that the broker may hold back an empty fetch: it sends records that arrive in
+    /// the meantime immediately. Default 500 ms.
     pub fetch_wait_max: Duration,
 }
 
@@ -210,8 +210,8 @@ impl PartitionConsumer {
         Ok(())
     }
 
-    /// Waits up to `timeout` for a record, then takes what is available, up to the limits, without
-    /// further waiting.
+    /// Waits up to `timeout` for a record, then takes the available records, up to the limits,
+    /// without further waiting.
     pub fn poll(
         &self,
         limits: PollLimits,
@@ -352,7 +352,8 @@ impl PartitionConsumer {
         })
     }
 
-    /// Reports partitions that were removed. The caller decides whether to pass over undecodable records, and logs that.
+    /// Reports partitions that were removed. The caller decides whether to pass over undecodable
+    /// records, and logs that.
     fn stopped(&self, damaged: Vec<DamagedLog>) -> PollError {
         for log in damaged.iter().filter(|log| log.next.is_none()) {
             log.log_stopped(&self.client_id, None);
@@ -415,8 +416,8 @@ impl PartitionConsumer {
     }
 
     /// The offsets (of the next record to read) that the group of
-    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` where
-    /// it has committed none. Queries as lag tools do, and joins no group. Blocks up to `timeout`.
+    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` if it
+    /// has committed none. Queries as lag tools do, and joins no group. Blocks up to `timeout`.
     pub fn committed(
         &self,
         partitions: &[(&str, PartitionId)],

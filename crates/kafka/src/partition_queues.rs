@@ -8,11 +8,12 @@
 //!
 //! What must hold:
 //!
-//! * Records of a partition leave in the order in which they came. A released record is in flight
-//!   from then on. So more are released only once it was settled, or to the single thread that asks
-//!   for overdue records.
-//! * A waiting record is released exactly once, by [`PartitionQueues::settled`], [`PartitionQueues::overdue`] or
-//!   [`PartitionQueues::close`], and soon: librdkafka counts its delivery timeout only from then on.
+//! * Records of a partition leave in the order in which they arrived. A released record is in
+//!   flight from then on. So more are released only once it was settled, or to the single thread
+//!   that asks for overdue records.
+//! * A waiting record is released exactly once, by [`PartitionQueues::settled`],
+//!   [`PartitionQueues::overdue`] or [`PartitionQueues::close`], and soon: librdkafka counts its
+//!   delivery timeout only from then on.
 //!
 //! A record that is sent by its key does not wait here. When it is settled, it counts for the
 //! partition that it was sent to: a record that waits there may leave early.
@@ -41,7 +42,7 @@ struct State<D> {
 struct PartitionQueue<D> {
     in_flight: usize,
     waiting: Vec<QueuedRecord<D>>,
-    /// When the first waiting record came.
+    /// When the first waiting record arrived.
     since: Instant,
 }
 

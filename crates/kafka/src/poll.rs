@@ -107,7 +107,7 @@ fn text(partitions: &[impl fmt::Display]) -> String {
 
 /// Takes records up to a limit or until none is available, or until `stop` returns true: it is
 /// called whenever librdkafka has no record. `on_end` is called for a partition (of some topic)
-/// whose end was reached behind the records handed over so far, if the consumer reports ends.
+/// whose end was reached after the records handed over so far, if the consumer reports ends.
 ///
 /// Transient errors are skipped: the consumer's context has logged them.
 pub(crate) fn take<C: ConsumerContext>(

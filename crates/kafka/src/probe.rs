@@ -18,7 +18,8 @@ use rdkafka::types::RDKafkaErrorCode;
 /// Why no Kafka client can talk to a server that speaks HTTP.
 pub const SPEAKS_HTTP: &str = "an HTTP server answers there, not a Kafka broker: check the port";
 
-/// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the answer.
+/// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the
+/// answer.
 const SIZE_OF_HTTP: &str = "Invalid response size 1213486160";
 
 /// How long to collect errors.
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_closed_at_once_gets_one_hint_about_the_protocol() {
+    fn a_connection_closed_immediately_gets_one_hint_about_the_protocol() {
         let closed =
             "Disconnected: connection closed by peer (after 0ms in state APIVERSION_QUERY)";
         assert!(

@@ -37,7 +37,7 @@ pub struct ProducerOptions {
     /// The largest record. Default 1 MiB.
     pub message_bytes_max: u32,
     /// A record fails if it is not acknowledged within this time, or up to 600 ms more if others of
-    /// its partition were in flight when it came. Default 30 s.
+    /// its partition were in flight when it arrived. Default 30 s.
     pub delivery_timeout: Duration,
     /// The compression, by librdkafka's name. Default `none`.
     pub compression: String,
@@ -166,7 +166,7 @@ struct Current<D: Delivered> {
 
 impl<D: Delivered> Producer<D> {
     /// Minimum time between two attempts to recreate a producer that gave up. Records are refused
-    /// meanwhile.
+    /// in the meantime.
     pub const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 
     /// Creates a producer. Does not need a reachable broker.

@@ -8,8 +8,8 @@
 //! the client then has no broker until its process ends.
 //!
 //! So each client adds the bootstrap servers itself: one that is polled for errors once no further
-//! report has come for [`QUIET`], any other after a request without an answer. A client that found its brokers
-//! again drops them with the next metadata.
+//! report has arrived for [`QUIET`], any other after a request without an answer. A client that
+//! found its brokers again drops them with the next metadata.
 
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};

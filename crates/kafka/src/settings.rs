@@ -10,7 +10,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use crate::error::ClientError;
 use crate::group_commits::GroupCommits;
 
-/// The brokers to connect to, and further librdkafka properties.
+/// The brokers to connect to, and additional librdkafka properties.
 ///
 /// `Debug` shows the names of the properties and none of their values.
 #[derive(Clone)]
@@ -28,7 +28,7 @@ pub struct KafkaSettings {
 }
 
 impl KafkaSettings {
-    /// Settings for plain-text brokers without further properties.
+    /// Settings for plain-text brokers without additional properties.
     #[must_use]
     pub fn new(brokers: impl Into<String>) -> Self {
         Self {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_batch_is_settled_at_once() {
+    fn an_empty_batch_is_settled_immediately() {
         let (_settlement, mut receiver) = Settlement::channel(0);
         assert_eq!(receiver.try_recv(), Ok(Ok(())));
     }

@@ -5,7 +5,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 /// How severe an error from a poll is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Severity {
-    /// librdkafka retries by itself.
+    /// librdkafka retries on its own.
     Transient,
     /// The start offset does not exist.
     OffsetReset,
@@ -27,8 +27,8 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
             | RDKafkaErrorCode::BadCompression
             | RDKafkaErrorCode::NotImplemented
             | RDKafkaErrorCode::InvalidMessage => Severity::Damaged,
-            // `Authentication` is not among them: librdkafka also reports a connection so that broke
-            // during the handshake, and it connects again after either.
+            // `Authentication` is not among them: librdkafka also reports a connection so that
+            // broke during the handshake, and it connects again after either.
             RDKafkaErrorCode::Fatal
             | RDKafkaErrorCode::UnsupportedSASLMechanism
             | RDKafkaErrorCode::TopicAuthorizationFailed

@@ -2,10 +2,11 @@
 //!
 //! librdkafka waits until a time of the wall clock
 //! (<https://github.com/confluentinc/librdkafka/issues/2145>). If that clock is set back by an hour
-//! during a wait, the wait lasts an hour longer: meanwhile the main thread refreshes no metadata
-//! and sends no heartbeats, and records are not delivered. All its timed waits call one function of
-//! the C library, [`cnd_timedwait`]. The definition here replaces it, because the linker finds it
-//! first. It computes the length of the wait, and waits that long by the monotonic clock.
+//! during a wait, the wait lasts an hour longer: in the meantime the main thread refreshes no
+//! metadata and sends no heartbeats, and records are not delivered. All its timed waits call one
+//! function of the C library, [`cnd_timedwait`]. The definition here replaces it, because the
+//! linker finds it first. It computes the length of the wait, and waits that long by the monotonic
+//! clock.
 //!
 //! This module is compiled on 64-bit Linux with glibc only, where C11's condition variables are
 //! those of POSIX. It needs glibc 2.30. Elsewhere librdkafka waits by the wall clock.
@@ -23,8 +24,8 @@ const THRD_SUCCESS: c_int = 0;
 const THRD_ERROR: c_int = 2;
 const THRD_TIMEDOUT: c_int = 4;
 
-/// Longer waits end early, as a spurious wakeup, which callers must expect. If the wall clock steps after the caller read it
-/// and before this module does, the wait is wrong by at most this.
+/// Longer waits end early, as a spurious wakeup, which callers must expect. If the wall clock steps
+/// after the caller read it and before this module does, the wait is wrong by at most this.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 unsafe extern "C" {
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_by_the_monotonic_clock_however_the_wall_clock_steps() {
+    fn a_wait_ends_by_the_monotonic_clock_despite_steps_of_the_wall_clock() {
         let (wall, monotonic) = (Duration::from_secs(1_000_000), Duration::from_secs(50));
         let end = |wall| {
             let until = time(Duration::from_secs(1_000_002));

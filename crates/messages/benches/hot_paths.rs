@@ -112,7 +112,7 @@ fn to_encode<R: Record>(framing: Framing, record: R) -> Encoding<R> {
 /// A record's bytes, after one decoding.
 fn to_decode<R: Record>(framing: Framing, record: R) -> Decoding {
     let (framing, _, bytes) = to_encode(framing, record);
-    drop(framing.decode::<R>(&bytes).expect("it was encoded"));
+    drop(framing.decode::<R>(&bytes).expect("the value was encoded"));
     (framing, bytes)
 }
 

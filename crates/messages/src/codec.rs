@@ -15,7 +15,8 @@
 //! only needed for records of an older or newer version.
 //!
 //! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
-//! [Confluent wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
+//! [Confluent wire format]:
+//! https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 
 use apache_avro::Schema;
 use apache_avro::reader::datum::GenericDatumReader;

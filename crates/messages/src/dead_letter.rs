@@ -22,7 +22,8 @@ pub const RECORD_BYTES_MAX: u32 = (1024 + 64) * 1024;
 /// The same for dead-letter topics, whose records have additional headers.
 pub const DEAD_LETTER_BYTES_MAX: u32 = RECORD_BYTES_MAX + 64 * 1024;
 
-/// What a broker may count besides keys, values and headers: the batch, and lengths within it.
+/// The overhead that a broker may count in addition to keys, values and headers: the batch, and
+/// lengths within it.
 const FRAME_BYTES: usize = 4 * 1024;
 /// How many bytes to keep of the value, and of the key, of a record that is too large.
 const HEAD_BYTES: usize = 64 * 1024;

@@ -37,7 +37,7 @@ pub const CUT_BYTES: &str = "__connect.errors.waybill.cut.bytes";
 pub const CUT_SHA256: &str = "__connect.errors.waybill.cut.sha256";
 
 /// Marks a dead letter that represents records which no client can decode. The value is the first
-/// offset behind them.
+/// offset after them.
 pub const UNDECODABLE_UNTIL: &str = "__connect.errors.waybill.undecodable.until";
 
 /// The processing stage in which a record turned out to be poison, in Connect's terms.

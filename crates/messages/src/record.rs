@@ -20,8 +20,8 @@ pub trait Record: Sized {
     /// The CRC-64-AVRO fingerprint of its schema.
     fn fingerprint() -> u64;
 
-    /// Appends the record's value to `out`, behind a frame of the caller's choice. Writers to
-    /// topics use [`Framing::encode`], which chooses the frame.
+    /// Appends the record's value to `out`, after a frame of the caller's choice. Writers to topics
+    /// use [`Framing::encode`], which chooses the frame.
     fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError>;
 
     /// Reads a record's value in either framing.

@@ -88,7 +88,7 @@ impl Topics {
         }
     }
 
-    /// The requests to one agent. Allocates the name: keep it where records are sent.
+    /// The requests to one agent. Allocates the name: senders of records should keep it.
     #[must_use]
     pub fn step_requests(&self, agent: &str) -> String {
         format!("{}.{agent}.requests.v1", self.prefix)

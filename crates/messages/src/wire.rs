@@ -1,7 +1,7 @@
 //! The types that several wire structs share.
 //!
 //! Wire structs have the names of their Avro records and list their fields in the schema's order:
-//! the Avro library buffers fields that come early. Unsigned counters of the engine are `int` or
+//! the Avro library buffers fields that arrive early. Unsigned counters of the engine are `int` or
 //! `long` on the wire, as Avro has no unsigned numbers.
 //!
 //! One struct both encodes and decodes a record. Its texts, bytes and maps are type parameters:

@@ -2,11 +2,11 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /livez` | 200 while every loop makes progress, else 503 with the stalled ones |
-//! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
+//! | `GET /livez` | 200 while every loop makes progress, otherwise 503 with the stalled ones |
+//! | `GET /readyz` | 200 when everything has started and every lease is held, otherwise 503 with what is missing. Damage that the process works around follows as `warning:` lines |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
 //! | `GET /schedulers` | the shards that this process drives, and the progress of each |
-//! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard gracefully, `true` starts it; where each partition has one shard, it has the partition's number |
+//! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard gracefully, `true` starts it; if each partition has one shard, the shard has the partition's number |
 //! | `GET /shards` | how many shards a partition has, and the progress of each |
 //! | `PUT /shards` | `{"perPartition": 2}` changes the number of shards |
 //! | `PUT /partitions` | `{"partitions": 8}` begins to add partitions |
@@ -136,7 +136,7 @@ impl Admin {
         &self.auth
     }
 
-    /// Ends the start: from now on, what is not connected does not exist in this process.
+    /// Ends the start: from now on, parts that are not connected do not exist in this process.
     pub fn set_started(&self) {
         // A second call changes nothing.
         let _ = self.started.set(());

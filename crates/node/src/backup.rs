@@ -5,10 +5,10 @@
 //! * **Store and logs are of one instant.** Commits of the store pause while snapshots of both are
 //!   taken. No message is sent before its row is written, so every message in the logs has its row
 //!   in the store. A checkpoint follows acknowledgements, so no checkpoint is beyond its log.
-//! * **It contains everything accepted before.** A request is answered 202 once it is in its log,
-//!   and the snapshot of the log is taken after the backup was requested.
-//! * **It delays nothing for long.** Only the snapshots pause commits; the reading does not. A
-//!   client that requests a backup and does not read it loses it.
+//! * **It contains everything accepted before.** A request gets 202 once it is in its log, and the
+//!   snapshot of the log is taken after the backup was requested.
+//! * **It delays no work for long.** Only the snapshots pause commits; reading does not. A client
+//!   that requests a backup and does not read it loses it.
 //! * **A backup is complete or invalid.** It ends with a hash over all other bytes (`file`), and
 //!   restored data gets its final name once all of it is on disk (`restore`).
 //!
@@ -38,7 +38,7 @@ pub use restore::{RestoreError, restore};
 use waybill_clock::wall_clock;
 use waybill_telemetry::chain;
 
-/// How much is read, and sent, at once.
+/// How much is read, and sent, at a time.
 const PIECE_BYTES: usize = 256 << 10;
 /// How many pieces wait for the reader of the backup.
 const PIECES_WAITING: usize = 4;
@@ -70,7 +70,7 @@ pub struct Backups {
     places: Arc<Semaphore>,
 }
 
-/// A backup in progress: its bytes, in pieces. An error in place of a piece ends it.
+/// A backup in progress: its bytes, in pieces. An error instead of a piece ends it.
 pub type Pieces = mpsc::Receiver<io::Result<Bytes>>;
 
 /// Snapshots of store and logs at one instant.
@@ -140,7 +140,7 @@ fn send(
         ),
         Err(error) => {
             tracing::warn!(error = %chain(&error), "a backup failed");
-            // If there is no room, the client does not read.
+            // If the queue is full, the client does not read.
             let _ = pieces.try_send(Err(error));
         }
     }
@@ -181,7 +181,7 @@ fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
     Ok(contents)
 }
 
-/// The name until the content is complete: beside `path`, even if that ends in a slash or is `.`.
+/// The name until the content is complete: next to `path`, even if that ends in a slash or is `.`.
 pub fn partial_of(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_file_is_beside_its_final_path_however_that_is_written() {
+    fn a_partial_file_is_next_to_its_final_path_in_every_spelling() {
         let here = std::env::current_dir().unwrap();
         for path in ["there", "there/", "./there//"] {
             assert_eq!(partial_of(Path::new(path)), here.join("there.partial"));

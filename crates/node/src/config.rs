@@ -2,8 +2,9 @@
 //!
 //! What must hold: `waybill.example.yaml` documents every key with its default.
 //!
-//! Deliberately absent: the keys of a role and the checks of its section alone, which are in its crate; here are checks of
-//! several sections together. Also reloading: a changed configuration takes a restart, which loses nothing.
+//! Deliberately absent: the keys of a role and the checks of its section alone, which are in its
+//! crate; here are checks of several sections together. Also reloading: a changed configuration
+//! takes a restart, which loses nothing.
 
 mod validate;
 
@@ -137,7 +138,7 @@ impl Config {
         waybill_config::load(file, environment)
     }
 
-    /// The connection to the brokers: the configured ones, else the embedded one.
+    /// The connection to the configured brokers, or to the embedded one if there are none.
     #[must_use]
     pub fn kafka_settings(&self, embedded: Option<SocketAddr>) -> KafkaSettings {
         let brokers = match (&self.kafka.brokers, embedded) {
@@ -154,7 +155,8 @@ impl Config {
         settings
     }
 
-    /// The brokers for a command: the configured ones, else the embedded broker of another process.
+    /// The brokers for a command: the configured ones, or the embedded broker of another process if
+    /// there are none.
     #[must_use]
     pub fn kafka_settings_of_commands(&self) -> KafkaSettings {
         self.kafka_settings(Some(self.broker.listen))

@@ -2,8 +2,8 @@
 //!
 //! Below `storage.freeMin` the disk is *low*: ingestion answers new requests 503, and the embedded
 //! broker refuses records for its request topics, so that ingestion in another process answers 503,
-//! too. Accepted operations continue in the remaining space. The state ends by itself once the free
-//! space is a tenth above the limit.
+//! too. Accepted operations continue in the remaining space. The state ends on its own once the
+//! free space is a tenth above the limit.
 //!
 //! What must hold: the first check comes before the broker and the store open, so that a process
 //! that starts on a full disk accepts nothing. A check that fails changes nothing.
@@ -49,7 +49,7 @@ const FREE_MIN: Metric<Gauge> = Metric::new(
 );
 const LOW: Metric<Gauge> = Metric::new(
     "waybill_disk_low",
-    "1 while new requests are refused because free disk space is low, else 0",
+    "1 while new requests are refused because free disk space is low, otherwise 0",
     [],
 );
 
@@ -141,7 +141,7 @@ impl DiskWatch {
 
     /// The place for the embedded store once it is open. While a write of the store fails for lack
     /// of space, the disk counts as low, whatever the file system reports (because of a quota, for
-    /// example). A write that fails for another reason is a condition of its own.
+    /// example). A write that fails for another reason is a separate condition.
     pub fn store(&self) -> Arc<OnceLock<Weak<EmbeddedStore>>> {
         Arc::clone(&self.store)
     }
@@ -164,7 +164,7 @@ impl DiskWatch {
         let failure = failure.filter(|failure| !failure.is_full);
         self.writes.set(failure.is_none());
         let note = failure.map(|failure| {
-            format!("{failure}; it reopens its files by itself: check the disk, for example with dmesg and smartctl")
+            format!("{failure}; it reopens its files on its own: check the disk, for example with dmesg and smartctl")
         });
         self.writes.note(note.as_deref());
         let space = match Space::of(&self.dir) {
@@ -210,7 +210,7 @@ impl DiskWatch {
             false => "",
         };
         format!(
-            "{store}{} of {} are free in {}, and storage.freeMin is {}: new requests are answered 503",
+            "{store}{} of {} are free in {}, and storage.freeMin is {}: new requests get 503",
             mib(space.free),
             mib(space.size),
             self.dir.display(),

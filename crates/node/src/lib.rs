@@ -3,8 +3,8 @@
 //! [`Role`] names the roles, [`config`] is the configuration, and [`exposure`] lists the listeners
 //! of each role and refuses unauthenticated ones. [`admin`] and [`telemetry`] show the state of a
 //! process, [`instrumented_store`] measures the state store, [`disk`] watches free space,
-//! [`open_files`] raises the limit of open files, [`workflows`] loads the workflows, [`backup`] makes
-//! backups, and [`shutdown`] ends everything in order.
+//! [`open_files`] raises the limit of open files, [`workflows`] loads the workflows, [`backup`]
+//! makes backups, and [`shutdown`] ends everything in order.
 //!
 //! Deliberately absent: decisions about operations (in the engine), the roles (in their own
 //! crates), their wiring (in `waybill`), and the operator commands (in `waybill-ops`).

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use tracing_subscriber::filter::{ParseError, Targets};
 
-/// The targets of log lines: the crates that write any, and librdkafka.
+/// The targets of log lines: the crates that write log lines, and librdkafka.
 const WRITERS: [&str; 23] = [
     "waybill",
     "waybill_agent",

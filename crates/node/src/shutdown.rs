@@ -64,7 +64,7 @@ pub enum RunError {
         /// The part.
         part: String,
     },
-    /// A part that should keep running ended by itself.
+    /// A part that should keep running ended on its own.
     #[error("{part} ended unexpectedly")]
     EndedEarly {
         /// The part.
@@ -107,7 +107,7 @@ impl Signals {
                     Some(()) = interrupt.recv() => "SIGINT",
                     else => return,
                 };
-                // Further signals change nothing: two are enough to end at once.
+                // Further signals change nothing: two are enough to end immediately.
                 let _ = sender.try_send(name);
             }
         });
@@ -140,7 +140,7 @@ pub struct Running {
 struct Part {
     name: String,
     stage: Stage,
-    /// Whether it may end by itself.
+    /// Whether it may end on its own.
     is_job: bool,
     /// Asks it to stop; `None` once it was asked.
     stop: Option<Box<dyn FnOnce() + Send>>,
@@ -182,7 +182,7 @@ impl Running {
         self.spawn_watched(stage, name.into(), false, part);
     }
 
-    /// Starts a part that may end by itself, when its work is done.
+    /// Starts a part that may end on its own, when its work is done.
     pub fn spawn_job<F>(
         &self,
         stage: Stage,

@@ -135,8 +135,8 @@ impl Telemetry {
         text
     }
 
-    /// Folds recorded values into their histograms, and logs the counts of suppressed lines, until `stop` is
-    /// cancelled.
+    /// Folds recorded values into their histograms, and logs the counts of suppressed lines, until
+    /// `stop` is cancelled.
     ///
     /// # Errors
     ///

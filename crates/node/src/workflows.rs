@@ -1,5 +1,5 @@
-//! The workflows that this process can run, from the binary and from files, and the `workflows` section of the
-//! configuration, which names them.
+//! The workflows that this process can run, from the binary and from files, and the `workflows`
+//! section of the configuration, which names them.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use waybill_config::checks::require;
 use waybill_config::{ConfigError, FileError, parse, read_text};
 use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
 
-/// The name of the built-in workflow in place of a file name.
+/// The name of the built-in workflow, used instead of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery workflow";
 
 /// The `workflows` section.
@@ -18,7 +18,7 @@ const BUILT_IN: &str = "the built-in drone-delivery workflow";
 pub struct WorkflowsConfig {
     /// Whether the workflow of the drone-delivery application can be run.
     pub built_in: bool,
-    /// Files of further workflows, one per file. The newest version of a workflow starts new
+    /// Files of additional workflows, one per file. The newest version of a workflow starts new
     /// operations; keep older versions while operations run them.
     pub files: Vec<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! How commands authenticate, and which certificates they trust.
 //!
-//! What must hold: no token is an argument or the value of an environment variable, because other users of the
-//! machine can read both.
+//! What must hold: no token is an argument or the value of an environment variable, because other
+//! users of the machine can read both.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::address::ApiAddress;
 use crate::broker_login::with_login;
 use crate::credentials::{AccessError, file_refused, named_file, read_bearer};
 
-/// What a command needs to get in.
+/// The credentials of a command.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AccessArgs {
     /// The file with the bearer token, if authentication is on
@@ -37,7 +37,7 @@ pub struct AccessArgs {
     ca_file: Option<PathBuf>,
 }
 
-/// What a command needs to ask an admin port.
+/// The flags of commands that call an admin port.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AdminArgs {
     /// The URL of the admin port, if it is not at --admin

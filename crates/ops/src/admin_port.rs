@@ -101,7 +101,7 @@ pub(crate) async fn answered<T: DeserializeOwned>(
 ) -> anyhow::Result<T> {
     let answer = accepted(url, request).await?;
     let body = answer.bytes().await?;
-    serde_json::from_slice(&body).with_context(|| format!("unexpected answer from {url}"))
+    serde_json::from_slice(&body).with_context(|| format!("unexpected response from {url}"))
 }
 
 /// Sends a request to `url` and returns the answer, if the process accepts the request.

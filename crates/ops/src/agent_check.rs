@@ -1,8 +1,8 @@
-//! `waybill agent-check`: acts as the scheduler for an agent in any language, and reports which rules of the topic
-//! contract it keeps.
+//! `waybill agent-check`: acts as the scheduler for an agent in any language, and reports which
+//! rules of the topic contract it keeps.
 //!
-//! What must hold: the check affects no installation. Its topics have their own prefix, with which the agent must
-//! have been started; the installation's prefix is refused.
+//! What must hold: the check affects no installation. Its topics have their own prefix, with which
+//! the agent must have been started; the installation's prefix is refused.
 
 mod ledger;
 

@@ -1,5 +1,5 @@
-//! `waybill backup` writes broker and store of a running `up` to a file; `waybill restore` makes a data directory
-//! from it.
+//! `waybill backup` writes broker and store of a running `up` to a file; `waybill restore` makes a
+//! data directory from it.
 
 use std::fs;
 use std::io::Write as _;
@@ -42,7 +42,7 @@ pub struct RestoreArgs {
 }
 
 impl BackupArgs {
-    /// Requests a backup from the process and reports what it holds.
+    /// Requests a backup from the process and reports its contents.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl BackupArgs {
 }
 
 impl RestoreArgs {
-    /// Makes the data directory from a backup and reports what it holds.
+    /// Creates the data directory from a backup and reports its contents.
     ///
     /// # Errors
     ///

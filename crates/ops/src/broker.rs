@@ -1,4 +1,5 @@
-//! `waybill broker repair`: shows damaged parts of the embedded broker's logs, and removes them on request.
+//! `waybill broker repair`: shows damaged parts of the embedded broker's logs, and removes them on
+//! request.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -18,7 +19,8 @@ use crate::shown::Written;
 /// What to do with the embedded broker's files, instead of running it.
 #[derive(Clone, Debug, Subcommand)]
 pub enum BrokerCommand {
-    /// Verify the logs below --data-dir, which no process may use, and report damaged records; drop them with --apply
+    /// Verify the logs in --data-dir, which no running process may use, and report damaged records;
+    /// drop them with --apply
     Repair(RepairArgs),
 }
 
@@ -31,7 +33,7 @@ pub struct RepairArgs {
     /// Verify only this partition
     #[arg(long, value_name = "N", requires = "topic")]
     partition: Option<i32>,
-    /// Drop damaged records, and keep their bytes in files below DIR/broker/damaged
+    /// Drop damaged records, and keep their bytes in files in DIR/broker/damaged
     #[arg(long)]
     apply: bool,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! The login of commands to the embedded broker.
 //!
-//! With authentication on, the broker requires a token. Logins to other brokers are in `kafka.properties`.
+//! With authentication on, the broker requires a token. Logins to other brokers are in
+//! `kafka.properties`.
 
 use std::path::{Path, PathBuf};
 

@@ -10,7 +10,8 @@ use waybill_kafka::{Admin, AdminError, SPEAKS_HTTP};
 use waybill_node::config::Config;
 use waybill_telemetry::chain;
 
-/// The time an address has to accept or refuse a connection. One that does neither may be slow.
+/// How long an address may take to accept or refuse a connection. An address that does neither may
+/// be slow.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 /// How often refusing addresses are tried, and the pause between tries. Brokers may be starting.
 const TRIES: u32 = 4;

@@ -1,8 +1,9 @@
 //! `waybill capacity`: estimates the resources for a load with the cost model of
 //! `docs/capacity.md`.
 //!
-//! The model is proportional: an operation of `s` steps is `2s + 2` records and `s + 1` writes of its row. Costs were
-//! measured under load on the machine that the documentation names; `--core-speed` scales them to other cores.
+//! The model is proportional: an operation of `s` steps is `2s + 2` records and `s + 1` writes of
+//! its row. Costs were measured under load on the machine that the documentation names;
+//! `--core-speed` scales them to other cores.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;

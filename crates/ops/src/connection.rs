@@ -78,7 +78,7 @@ impl Connection {
         })
     }
 
-    /// The settings for further clients.
+    /// The settings for additional clients.
     pub(crate) fn settings(&self) -> &KafkaSettings {
         &self.settings
     }

@@ -1,4 +1,5 @@
-//! Arguments that name files, the bearer token in such a file, and the error for a file that cannot be used.
+//! Arguments that name files, the bearer token in such a file, and the error for a file that cannot
+//! be used.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use reqwest::header::HeaderValue;
 use waybill_config::{Secret, file_permissions};
 use waybill_http::auth::bearer;
 
-/// Parses a path that the environment variable may give instead. The error for an empty path names the variable.
+/// Parses a path that the environment variable may give instead. The error for an empty path names
+/// the variable.
 pub fn named_file(variable: &'static str) -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(move |path| match path.is_empty() {
         true => Err(format!(

@@ -7,12 +7,12 @@ use waybill_kafka::Admin;
 use waybill_messages::Topics;
 use waybill_topology::topics::is_forbidden;
 
-/// The dead-letter topics, as far as the user may describe them.
+/// The dead-letter topics that the user has permission to describe.
 #[derive(Default)]
 pub(crate) struct DeadLetterTopics {
     /// The number of partitions of each, by name.
     pub(crate) topics: BTreeMap<String, u32>,
-    /// Topics that the user may not describe.
+    /// Topics that the user has no permission to describe.
     pub(crate) forbidden: Vec<String>,
 }
 
@@ -20,8 +20,8 @@ impl DeadLetterTopics {
     /// Finds all topics whose names begin with the prefix: other applications may share the
     /// brokers.
     ///
-    /// A broker's list omits topics that the user may not describe. Topics in `known` are requested
-    /// by name, so that a missing permission is reported.
+    /// A broker's list omits topics that the user has no permission to describe. Topics in `known`
+    /// are requested by name, so that a missing permission is reported.
     pub(crate) async fn find(
         admin: &Admin,
         topic_prefix: &str,
@@ -50,11 +50,11 @@ impl DeadLetterTopics {
 
     /// # Errors
     ///
-    /// If the user may not describe one of them.
+    /// If the user has no permission to describe one of them.
     pub(crate) fn require_all(&self) -> anyhow::Result<()> {
         ensure!(
             self.forbidden.is_empty(),
-            "not listed, because this login may not describe them: {}",
+            "not listed, because this login has no permission to describe them: {}",
             self.forbidden.join(", ")
         );
         Ok(())

@@ -1,7 +1,8 @@
 //! `waybill dlq`: lists, shows and replays poison records.
 //!
-//! A poison record on a dead-letter topic keeps its bytes and headers; further headers name its source and the
-//! reason. A replay sends the bytes to that source again, once its consumer can read them.
+//! A poison record on a dead-letter topic keeps its bytes and headers; additional headers name its
+//! source and the reason. A replay sends the bytes to that source again, once its consumer can read
+//! them.
 
 mod dead_letter;
 mod list;

@@ -1,10 +1,11 @@
 //! The operator commands. They inspect or repair an installation, and exit.
 //!
-//! They read and repair operations over the HTTP API, topics and dead letters on the brokers, rows in the state
-//! store, and a running process over its admin port. What must hold: a command that only reads changes nothing.
+//! They read and repair operations over the HTTP API, topics and dead letters on the brokers, rows
+//! in the state store, and a running process over its admin port. What must hold: a command that
+//! only reads changes nothing.
 //!
-//! Deliberately absent: roles and how they start. The program passes in what only it knows, such as the built-in
-//! agents.
+//! Deliberately absent: roles and how they start. The program passes in what only it knows, such as
+//! the built-in agents.
 
 mod access;
 mod address;

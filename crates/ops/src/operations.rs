@@ -1,11 +1,12 @@
 //! `waybill ops`: shows and repairs operations over the HTTP API.
 //!
-//! The operation's scheduler alone decides about a verb, by the state that it reads. These commands decide nothing,
-//! so each may be repeated: the idempotency key comes from the operation as it was shown, so that a repeat, or the
-//! same command of another person at the same time, has no second effect.
+//! The operation's scheduler alone decides about a verb, by the state that it reads. These commands
+//! decide nothing, so each may be repeated: the idempotency key comes from the operation as it was
+//! shown, so that a repeat, or the same command of another person at the same time, has no second
+//! effect.
 //!
-//! Deliberately absent from the verbs: brokers and the store. They need the API, and a token where it requires one.
-//! `doctor` and `explain` share the API client; they also read brokers and the store.
+//! Deliberately absent from the verbs: brokers and the store. They need the API, and a token if it
+//! requires one. `doctor` and `explain` share the API client; they also read brokers and the store.
 
 mod api;
 mod ask;

@@ -1,5 +1,5 @@
-//! `waybill ready`: asks the admin port whether a process is ready. For scripts, and for health checks in containers
-//! without curl.
+//! `waybill ready`: asks the admin port whether a process is ready. For scripts, and for health
+//! checks in containers without curl.
 
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! `waybill shards`: shows the shards of each partition and their progress, and changes their number.
+//! `waybill shards`: shows the shards of each partition and their progress, and changes their
+//! number.
 //!
-//! On a cluster the command uses the store itself. The embedded store belongs to the process of `up`, which answers
-//! on its admin port.
+//! On a cluster the command uses the store itself. The embedded store belongs to the process of
+//! `up`, which answers on its admin port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,8 @@ pub enum ShardsCommand {
         #[command(flatten)]
         written: WrittenLayout,
     },
-    /// Change the number of shards per partition without a stop, to a whole multiple of the
-    /// current number, or to a whole part of it
+    /// Change the number of shards per partition without a stop, to a multiple of the current
+    /// number, or to a divisor of it
     Set {
         /// The new number of shards per partition
         #[arg(value_name = "M")]

@@ -1,4 +1,4 @@
-//! Tables for people: as wide as the terminal, or as their content where the output is no terminal.
+//! Tables for people: as wide as the terminal, or as their content if the output is not a terminal.
 //! A narrow terminal gets fewer columns.
 
 use std::io;
@@ -18,7 +18,7 @@ const BROKEN_MIN: u16 = 12;
 pub(crate) struct Column {
     /// Its heading.
     pub(crate) name: &'static str,
-    /// Its least width where the output is no terminal: columns of two tables are then aligned.
+    /// Its minimum width if the output is not a terminal: columns of two tables are then aligned.
     pub(crate) width: u16,
     /// Whether its cells are broken into lines on a narrow terminal.
     pub(crate) may_break: bool,

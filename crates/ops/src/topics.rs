@@ -1,8 +1,8 @@
-//! `waybill topics`: creates, verifies and describes the topics of an installation, and changes their number of
-//! partitions.
+//! `waybill topics`: creates, verifies and describes the topics of an installation, and changes
+//! their number of partitions.
 //!
-//! The settings that each topic needs are declared once, in `waybill_topology::topics`. The roles use the same table
-//! at start.
+//! The settings that each topic needs are declared once, in `waybill_topology::topics`. The roles
+//! use the same table at start.
 
 mod create;
 mod describe;
@@ -134,7 +134,7 @@ impl Site {
     }
 
     /// The number of records on each dead-letter topic by its offsets, and the topics that the user
-    /// may not describe.
+    /// has no permission to describe.
     pub(crate) async fn dead_letters(
         &self,
     ) -> anyhow::Result<(BTreeMap<String, u64>, Vec<String>)> {

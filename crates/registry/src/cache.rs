@@ -17,8 +17,8 @@ const OTHERS_MAX: usize = 1_000;
 /// How long to trust the registry's answer that it does not have an ID: the ID may be registered
 /// later.
 const UNKNOWN_FOR: Duration = Duration::from_secs(10);
-/// How long the registry must give that answer before it counts: one of its nodes may not know yet
-/// what another has just registered. Records behind garbage wait this long.
+/// How long the registry must give that answer before it counts: one of its nodes might not know
+/// yet what another has just registered. Records behind garbage wait this long.
 const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
 /// How often the registry must refuse access to an ID before that counts: it may be misconfigured
 /// for a while.
@@ -28,7 +28,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// A cache of a registry's schemas for readers. It fetches missing schemas in the background, and
-/// returns [`Lookup::NotYet`] meanwhile. Clones share the cache.
+/// returns [`Lookup::NotYet`] in the meantime. Clones share the cache.
 #[derive(Clone)]
 pub struct SchemaCache {
     shared: Arc<Shared>,

@@ -108,7 +108,7 @@ pub enum RegistryError {
         /// Its reason.
         reason: String,
     },
-    /// This user may not access it.
+    /// This user has no permission to access it.
     #[error("the schema registry at {url} does not permit this user {what}: {reason}")]
     Forbidden {
         /// The registry.
@@ -357,7 +357,7 @@ impl Registry {
             body.extend_from_slice(&chunk);
             if body.len() > ANSWER_BYTES_MAX {
                 return Err(
-                    self.no_registry(format!("an answer of more than {ANSWER_BYTES_MAX} bytes"))
+                    self.no_registry(format!("a response of more than {ANSWER_BYTES_MAX} bytes"))
                 );
             }
         }

@@ -1,15 +1,16 @@
 //! The client of a schema registry that speaks the [Confluent REST API]: IDs for writers, schemas
 //! for readers.
 //!
-//! It has two parts, and its section of the configuration, [`RegistryConfig`]. [`Registry`] sends one request at a time; [`schema_ids`] sends those that a
-//! writer needs before its first record. [`SchemaCache`] serves readers, which look up the schema
-//! of each foreign record: it answers immediately, and fetches missing schemas in the background.
+//! It has two parts, and its section of the configuration, [`RegistryConfig`]. [`Registry`] sends
+//! one request at a time; [`schema_ids`] sends those that a writer needs before its first record.
+//! [`SchemaCache`] serves readers, which look up the schema of each foreign record: it answers
+//! immediately, and fetches missing schemas in the background.
 //!
 //! What must hold:
 //!
 //! * **Unavailable is not unknown.** Only the registry itself, by the error code of its API, says
 //!   that it does not have a schema. A registry that is unreachable, overloaded or behind a
-//!   misconfigured proxy is asked again, and readers of records wait meanwhile.
+//!   misconfigured proxy is asked again, and readers of records wait in the meantime.
 //! * **One request at a time per ID**, with growing pauses while it is not answered.
 //! * **Memory is bounded**: by a number of schemas, and a number of IDs without one.
 //! * **No secret is shown** by `Debug` or in an error.
@@ -20,7 +21,8 @@
 //! record by record, asynchronously and through generic values. Only half of the few calls below
 //! would remain to use.
 //!
-//! [Confluent REST API]: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+//! [Confluent REST API]:
+//! https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
 mod cache;
 mod client;

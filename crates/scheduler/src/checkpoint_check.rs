@@ -1,15 +1,15 @@
 //! Compares a checkpoint with its logs, and decides where a shard begins or why it must not run.
 //!
 //! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the
-//! end. A shard is refused if one of these logs begins behind the checkpoint, ends before it, or
-//! has another record below it. A person may set `scheduler.skipDeletedRequests`; the shard then
-//! begins where the log does.
+//! end. A shard is refused if one of these logs begins after the checkpoint, ends before it, or has
+//! another record below it. A person may set `scheduler.skipDeletedRequests`; the shard then begins
+//! where the log does.
 //!
 //! At the beginning of a log there is no record below the checkpoint. The fingerprint is then that
 //! of the topic: the first half of the ID that the brokers assigned when the topic was created. So
 //! a topic that is recreated before any of its requests was done is refused as well. A version
-//! without this check reads such a lease like any other. The fingerprint is missing where the
-//! brokers report no ID, and in a lease that such a version wrote, until its next owner writes it.
+//! without this check reads such a lease like any other. The fingerprint is missing if the brokers
+//! report no ID, and in a lease that such a version wrote, until its next owner writes it.
 //!
 //! The lease of the first owner stores where each log began when the lease was taken. So an owner
 //! has stored every checkpoint, and a checkpoint of 0 means that offset 0 was not done.
@@ -39,7 +39,7 @@ pub(super) struct CheckpointMismatch {
 /// Why a log does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MismatchCause {
-    /// It begins behind the checkpoint.
+    /// It begins after the checkpoint.
     #[error(
         "records from offset {done} on are not done, but the log begins at {begins}: retention \
          deleted the records between; to continue without them, set scheduler.skipDeletedRequests: \
@@ -176,8 +176,8 @@ pub(super) fn start_offsets(
     })
 }
 
-/// Stores the topic's fingerprint in a lease where no record has one yet. Returns whether the lease
-/// changed.
+/// Stores the topic's fingerprint in a lease that has no fingerprint of a record yet. Returns
+/// whether the lease changed.
 ///
 /// A version that compares fingerprints with records alone does so only if the log has a record
 /// below the checkpoint. There was none when the fingerprint was stored, so that version also

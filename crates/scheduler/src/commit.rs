@@ -6,8 +6,8 @@
 //!
 //! If an external database does not report whether a commit was made, each shard's part is written
 //! again on its own, with the same stamps, until it is durable or the shard's lease has ended. That
-//! shard takes no new batch meanwhile; the other shards continue. A commit that gets no answer at
-//! all is abandoned after a while, and its shards restart.
+//! shard takes no new batch in the meantime; the other shards continue. A commit that gets no
+//! answer at all is abandoned after a while, and its shards restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -347,8 +347,8 @@ impl Commits {
     }
 
     /// Sends the messages of the shards that are still owned. A shard that lost or released its
-    /// lease while the rows were being written sends nothing: its successor may not have read these
-    /// rows.
+    /// lease while the rows were being written sends nothing: its successor might not have read
+    /// these rows.
     fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>) {
         for PartOf { part, messages, .. } in parts {
             let Some(slot) = slots.get_mut(&part.shard) else {
@@ -425,7 +425,7 @@ impl Commits {
         self.dispatcher.written(partitions);
     }
 
-    /// Flushes what was sent, and closes the producer.
+    /// Flushes the sent records, and closes the producer.
     pub(super) fn close(self) {
         self.dispatcher.close();
     }

@@ -29,22 +29,22 @@ pub struct SchedulerConfig {
     pub in_flight_max: usize,
     /// Their total size.
     pub in_flight_bytes_max: ByteSize,
-    /// Requests that are read ahead of admission, from each of their two topics, over all
-    /// partitions of the process. Among them tenants take turns, and high priority goes first
-    /// (highPriorityWeight).
+    /// Requests that are read ahead of admission, from each of the two request topics, over all
+    /// partitions of the process. They are admitted fairly among tenants, and high-priority
+    /// requests first (highPriorityWeight).
     pub read_ahead_max: usize,
     /// Their total size, for each topic.
     pub read_ahead_bytes_max: ByteSize,
-    /// Requests that are tracked, from each of their two topics, over all partitions of the
-    /// process: waiting, under way, or done after one of these, so that a restart reads them again.
-    /// At the limit the topic is not read until the one that holds the checkpoint is done or handed
-    /// off.
+    /// Requests that are tracked, from each of the two request topics, over all partitions of the
+    /// process: requests that wait, that are in progress, or that are done while an earlier one is
+    /// not (a restart reads these again). At the limit, the scheduler stops reading the topic until
+    /// the request that holds the checkpoint is done or handed off.
     pub tracked_requests_max: usize,
     /// How many high-priority requests are admitted for each normal one, while both wait.
     pub high_priority_weight: u32,
     /// How long an operation stays in memory before it is handed off to the deadline index and no
     /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
-    /// handed off at once.
+    /// handed off immediately.
     #[serde(with = "DurationText")]
     pub hand_off_after: Duration,
     /// The longest time between two moves of the checkpoint, while records are finished.
@@ -55,22 +55,22 @@ pub struct SchedulerConfig {
     /// How long the lease of a shard lasts after each renewal.
     #[serde(with = "DurationText")]
     pub lease: Duration,
-    /// How long before the end of its lease an owner stops, and how long after it a candidate
-    /// waits.
+    /// How long before the end of its lease an owner stops acting, and how long after that end
+    /// another scheduler waits before it takes the lease.
     #[serde(with = "DurationText")]
     pub lease_margin: Duration,
     /// How long after complete-by a reply is still expected.
     #[serde(with = "DurationText")]
     pub timeout_grace: Duration,
-    /// How long a stop waits for operations in flight; the rest is resumed at the next start.
+    /// How long a shutdown waits for operations in flight; the next start resumes the rest.
     #[serde(with = "DurationText")]
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
-    /// the deadline index reminds it.
+    /// the deadline index requests the decision again.
     #[serde(with = "DurationText")]
     pub supervisor_decision_timeout: Duration,
-    /// Whether the status topic gets every step of every operation: for a delivery 7 records in
-    /// addition to 11. Reply topics of callers get them in any case.
+    /// Whether the status topic gets a record for every step of every operation: a delivery then
+    /// has 18 records in total instead of 11. Callers' reply topics get them in any case.
     pub publish_step_status: bool,
     /// Whether a partition without state in the store is started although its log was processed
     /// before: every request in the log then runs again.

@@ -3,8 +3,8 @@
 //! records free room. The priorities are separate so that a backlog of one never blocks the other,
 //! not even in a client's queue.
 //!
-//! Each consumer is polled by a thread of its own, which also decodes, so that the loop receives
-//! values only.
+//! Each consumer is polled by its own thread, which also decodes, so that the loop receives values
+//! only.
 
 mod consumed_topic;
 mod ends;

@@ -10,8 +10,8 @@ pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
     fn list(&self) -> Vec<SchedulerView>;
 
     /// Stops a shard gracefully, releasing its lease, or starts it again. Resolves when it is
-    /// stopped, or when it has begun to acquire its lease. Succeeds at once if the shard is already
-    /// in the requested state.
+    /// stopped, or when it has begun to acquire its lease. Succeeds immediately if the shard is
+    /// already in the requested state.
     fn set_running(&self, shard: ShardId, running: bool)
     -> BoxFuture<'_, Result<(), ControlError>>;
 }

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(room(amount(0, 0), 0), most);
         let waiting = amount(49_000, 400);
         assert_eq!(room(waiting, 60_000), amount(1_000, 600));
-        // The other tracked requests are done, behind one that is not.
+        // The other tracked requests are done, after one that is not.
         assert_eq!(room(waiting, 249_990), amount(10, 600));
         assert_eq!(room(waiting, 250_001), amount(0, 600));
     }
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(credit.take(LIMIT, Duration::ZERO), None);
         credit.offer(amount(5, 500));
         assert_eq!(credit.take(LIMIT, Duration::ZERO), Some(amount(5, 500)));
-        // The loop offers again while the consumer reads: no room is offered twice.
+        // The loop offers again while the consumer reads: no capacity is offered twice.
         credit.offer(amount(5, 500));
         credit.read(amount(2, 200));
         credit.offer(amount(5, 500));

@@ -31,7 +31,7 @@ use super::nonces::Nonces;
 use super::spans;
 
 /// How long to wait for a full producer queue, over all messages of a partition, before the
-/// partition restarts. Well below a lease, because the loop renews no lease meanwhile.
+/// partition restarts. Well below a lease, because the loop renews no lease in the meantime.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 /// When to retry a step whose request the broker refused because of its topic.
 const UNSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -361,9 +361,9 @@ impl Dispatcher {
     }
 
     /// The settlement of one step request. If the broker refuses the request because of its topic
-    /// (the partition is missing, or this client may not write to it), the request counts as sent
-    /// and the engine receives a reply that the attempt was not made. So a fault of one agent's
-    /// topic delays the steps of that agent alone.
+    /// (the partition is missing, or this client has no permission to write to it), the request
+    /// counts as sent and the engine receives a reply that the attempt was not made. So a fault of
+    /// one agent's topic delays the steps of that agent alone.
     fn of_step(
         &self,
         from: Asker,

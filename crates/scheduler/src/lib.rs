@@ -3,8 +3,8 @@
 //!
 //! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process.
 //! Three more poll the consumers (`consumers`). One producer and one group commit (`commit`) serve
-//! all shards, so that cost does not grow with the number of partitions. The loop acquires leases by
-//! the rules of `ownership` and renews them (`lease`); a renewal also stores the checkpoint.
+//! all shards, so that cost does not grow with the number of partitions. The loop acquires leases
+//! by the rules of `ownership` and renews them (`lease`); a renewal also stores the checkpoint.
 //! Recoveries from the supervisor wake operations that were handed off.
 //!
 //! The invariants are documented with the code that keeps them: rows before messages in `commit`,
@@ -94,7 +94,7 @@ pub struct SchedulerSettings {
     pub read_ahead_max: usize,
     /// Maximum size of the waiting requests of each priority, in bytes.
     pub read_ahead_bytes_max: usize,
-    /// Maximum number of tracked requests of each priority: waiting, in flight, or done behind one
+    /// Maximum number of tracked requests of each priority: waiting, in flight, or done after one
     /// that is not. Each of the latter takes about 50 bytes.
     pub tracked_requests_max: usize,
     /// How many high-priority requests are admitted for each normal one, while both wait.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Minimum time between a commit of many rows and the next one. Decisions that accumulate meanwhile
-/// share the sync of the rows and the requests of the messages.
+/// Minimum time between a commit of many rows and the next one. Decisions that accumulate in the
+/// meantime share the sync of the rows and the requests of the messages.
 const LINGER: Duration = Duration::from_millis(1);
 /// This many rows are many. With fewer there is little to share, and a lone operation must not wait
 /// at each of its steps.

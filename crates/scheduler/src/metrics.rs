@@ -1,4 +1,4 @@
-//! The scheduler's metrics. Handles are created once, so that hot paths look nothing up by name.
+//! The scheduler's metrics. Handles are created once, so that hot paths need no lookup by name.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub(super) const UNSENDABLE: Metric<Counter> = Metric::new(
 pub(super) const STEPS_UNSENT: Metric<Counter, 1> = Metric::new(
     "waybill_scheduler_step_requests_refused_total",
     "Step requests that the broker refused because a partition of the topic is missing, or because \
-     the scheduler may not write to the topic",
+     the scheduler has no permission to write to the topic",
     ["agent"],
 );
 pub(super) const COPIES_DROPPED: Metric<Counter> = Metric::new(

@@ -7,7 +7,7 @@ use waybill_engine::{ShardId, ShardingScheme};
 pub enum Own {
     /// All shards of the current layout.
     All,
-    /// The shards from the first to the last, as far as the layout has them.
+    /// The shards of the layout from the first to the last.
     Range {
         /// The first shard.
         first: ShardId,

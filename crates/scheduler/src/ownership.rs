@@ -92,7 +92,7 @@ pub(super) async fn acquire(
 /// Ensures that the sweep of a shard begins no later than now: stores a cursor if there is none,
 /// before any entry is written.
 pub async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), StoreError> {
-    // Read the clock first: another process may set the cursor and write entries meanwhile.
+    // Read the clock first: another process may set the cursor and write entries in the meantime.
     let cursor = DueBucket::of(wall_clock());
     match store.due_cursor(shard).await? {
         Some(_) => Ok(()),

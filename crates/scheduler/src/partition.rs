@@ -23,7 +23,8 @@ use crate::control::ControlError;
 /// before a retry, which is at most a minute, so that readiness does not change while the cause
 /// persists.
 const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
-/// The time since the refusal is rounded down to this, in seconds, so that readiness changes rarely.
+/// The time since the refusal is rounded down to this, in seconds, so that readiness changes
+/// rarely.
 const SHOWN_EVERY_S: u64 = 5;
 
 /// How long a stopping shard waits for the commit in flight.
@@ -284,7 +285,8 @@ impl Owned {
     }
 
     /// Whether a stopping shard may release its lease: no row or message of it is in flight, or it
-    /// has waited long enough. The next owner replays what is not acknowledged by then.
+    /// has waited long enough. The next owner replays the records that are not acknowledged by
+    /// then.
     pub(super) fn may_release(&self, involved: bool) -> bool {
         self.releasing_since
             .is_some_and(|since| !involved || since.elapsed() >= RELEASE_PATIENCE)

@@ -118,7 +118,7 @@ impl SchedulerLoop {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Takes an input and those queued behind it, up to a limit. Returns whether all were taken.
+    /// Takes an input and those queued after it, up to a limit. Returns whether all were taken.
     fn take_all(&mut self, first: Input) -> bool {
         self.take(first);
         for _ in 1..INPUTS_PER_ITERATION_MAX {
@@ -471,7 +471,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Lets the consumers read on, as far as more requests may wait.
+    /// Lets the consumers continue reading if more requests may wait.
     fn offer_room(&mut self) {
         let most = Amount {
             records: self.settings.read_ahead_max,

@@ -1,6 +1,7 @@
 //! Counts the instructions that encode and decode a row. `.ci/budgets` holds the limits.
 //!
-//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in.
+//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked
+//! in.
 //!
 //! Deliberately absent: the database. Its threads and syncs cannot be counted reproducibly.
 //!
@@ -19,7 +20,7 @@ use waybill_engine::{
 };
 use waybill_store::{RowBytes, RowCodec, RowWrite};
 
-/// The program's own allocator: the system's costs something else on every system.
+/// The program's own allocator, because the cost of the system's allocator differs between systems.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -32,7 +33,7 @@ const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"
 
 const NOW: Timestamp = Timestamp(1_760_000_000_000_000);
 
-// The first write of a row has both parts, those that follow have the state alone.
+// The first write of a row has both parts; later writes have only the state.
 #[library_benchmark]
 #[bench::first_write(args = (first_write()), setup = to_encode)]
 #[bench::later_write(args = (later_write()), setup = to_encode)]
@@ -48,7 +49,7 @@ fn encode_row((mut codec, row, mut bytes): (RowCodec, RowWrite, RowBytes)) -> Ro
 fn decode_row((codec, bytes): (RowCodec, RowBytes)) -> RowBytes {
     for _ in 0..ROUNDS {
         let row = codec.decode(ID, black_box(&bytes));
-        drop(black_box(row).expect("it was encoded"));
+        drop(black_box(row).expect("the value was encoded"));
     }
     bytes
 }
@@ -57,14 +58,14 @@ library_benchmark_group!(name = store, benchmarks = [encode_row, decode_row]);
 
 main!(library_benchmark_groups = store);
 
-/// A row, with buffers that have held it once and are large enough.
+/// A row, with reused buffers that are already large enough for it.
 fn to_encode(row: RowWrite) -> (RowCodec, RowWrite, RowBytes) {
     let (mut codec, mut bytes) = (RowCodec::default(), RowBytes::default());
     codec.encode(&row, &mut bytes);
     (codec, row, bytes)
 }
 
-/// The row of an operation that is under way, both parts.
+/// Both parts of the row of an operation in progress.
 fn to_decode() -> (RowCodec, RowBytes) {
     let row = RowWrite {
         created: first_write().created,
@@ -74,7 +75,7 @@ fn to_decode() -> (RowCodec, RowBytes) {
     (codec, bytes)
 }
 
-/// A delivery whose first step is under way.
+/// A delivery whose first step is in progress.
 fn first_write() -> RowWrite {
     let created = Created {
         workflow: "drone-delivery".into(),
@@ -103,7 +104,7 @@ fn first_write() -> RowWrite {
     }
 }
 
-/// A delivery whose fourth step is under way.
+/// A delivery whose fourth step is in progress.
 fn later_write() -> RowWrite {
     write(3)
 }

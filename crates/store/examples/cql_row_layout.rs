@@ -25,10 +25,10 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// The keyspace of this measurement.
 const KEYSPACE: &str = "waybill_row_layout";
 
-/// How many bytes a row's state has.
+/// How many bytes per row's state has.
 const STATE_BYTES: usize = 1_000;
 
-/// How many statements may be under way.
+/// How many statements may be in progress.
 const IN_FLIGHT: usize = 256;
 
 /// Rows of one group commit.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Both kinds of commits alternate in one run. Each operation is created and then changed once, as
-//! two commits. With the pid of a server on this machine its CPU time is measured, too. The keyspace
-//! `waybill_store_load` is created again, and dropped at the end.
+//! two commits. With the pid of a server on this machine its CPU time is measured, too. The
+//! keyspace `waybill_store_load` is created again, and dropped at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

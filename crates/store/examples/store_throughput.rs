@@ -170,7 +170,7 @@ fn state(round: usize) -> OperationState {
 
 /// User and system time of this process.
 fn cpu_time() -> Result<Duration, Box<dyn std::error::Error>> {
-    // Field 2 is the name in parentheses; 14 and 15 are clock ticks, of which Linux has 100 a
+    // Field 2 is the name in parentheses; 14 and 15 are clock ticks, of which Linux has 100 per
     // second in this file.
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let after_name = stat.rsplit(')').next().unwrap_or_default();

@@ -1,8 +1,8 @@
 //! The byte format of the stores' values.
 //!
-//! Every value begins with the number of its format, so that a newer program can read what an older
-//! one wrote, and an older one refuses a format that it does not know. Stamp and expiry precede the
-//! body, big-endian. Bodies are postcard.
+//! Every value begins with the number of its format, so that a newer program can read values that
+//! an older one wrote, and an older one refuses a format that it does not know. Stamp and expiry
+//! precede the body, big-endian. Bodies are postcard.
 //!
 //! A value counts as unreadable as a whole if any part of it is. The stamp of a broken body is not
 //! trusted, since a stamp that is wrong and too high would block every later write.

@@ -21,7 +21,7 @@ pub struct StoreConfig {
     /// that no request is read again after its row is deleted.
     #[serde(with = "DurationText")]
     pub retention: Duration,
-    /// The cluster that holds the state in place of the embedded store.
+    /// The cluster that holds the state instead of the embedded store.
     pub scylla: ScyllaConfig,
 }
 

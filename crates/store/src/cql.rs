@@ -7,20 +7,21 @@
 //!   Nothing else uses them. See `cql/leases.rs`, `cql/layouts.rs` and `cql/secrets.rs`.
 //! * **A batch goes in two rounds**: the rows follow once every index entry is acknowledged. Each
 //!   round is many concurrent requests, within [`CqlConfig::in_flight_max`].
-//! * **Reads and writes use a local quorum.** Every later reader sees what was acknowledged.
+//! * **Reads and writes use a local quorum.** Every later reader sees all acknowledged writes.
 //! * **Reads meet no tombstones.** Rows and deadline entries expire and are not read again;
 //!   attention entries are deleted in ranges, see `cql/walk.rs`.
 //! * **Unknown is not failed.** `cql/link.rs` describes repeats, time-outs and the meaning of
 //!   errors.
 //!
-//! Rows that are under way together share a partition. Measured on one Cassandra 5.0.8 that syncs
-//! its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
-//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows a second, for
-//! 280 to 420 µs of the server's CPU each; unlogged batches of 8 slots 3,600, 14,900 and 25,600, for
-//! 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time would be
-//! partitions without end: so slots follow the time that is in the server's own ids.
+//! Operations that are in progress at the same time share a partition. Measured on one Cassandra
+//! 5.0.8 that syncs its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
+//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows per second,
+//! for 280 to 420 µs of the server's CPU each; unlogged batches of 8 slots 3,600, 14,900 and
+//! 25,600, for 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time
+//! would be partitions without end: so slots follow the time that is in the server's own ids.
 //!
-//! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and reads before writes.
+//! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and
+//! reads before writes.
 
 mod answer;
 mod attention;
@@ -62,12 +63,12 @@ use crate::{
     LeaseKey, ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 
-/// Every row of a store, each readable or not; an error in place of a page.
+/// Every row of a store, each readable or not; an error instead of a page.
 type EveryRow<'a> = BoxStream<'a, Result<Result<KeptRow, CorruptRow>, StoreError>>;
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
 ///
-/// Dropping it ends its connections; requests under way may still take effect.
+/// Dropping it ends its connections; requests in progress may still take effect.
 pub struct CqlStore {
     keyspace: String,
     link: Arc<Link>,
@@ -119,7 +120,8 @@ impl CqlStore {
 
     /// Connects to a store that [`migrate`](Self::migrate) created.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the
+    /// crate that awaits it.
     ///
     /// # Errors
     ///
@@ -161,7 +163,7 @@ impl CqlStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] if the servers do not answer, also in place of a page.
+    /// [`StoreError::Unavailable`] if the servers do not answer, also instead of a page.
     pub fn rows(&self) -> BoxFuture<'_, Result<EveryRow<'_>, StoreError>> {
         Box::pin(async { Ok(self.rows.all(&self.link).await?.boxed()) })
     }

@@ -9,7 +9,7 @@ pub struct DamagedPart {
     pub table: &'static str,
     /// Which entries: `operation <id>`, or `the entries of index shard 3 from <time> to <time>`.
     pub entries: String,
-    /// The files that hold it, as far as that is known.
+    /// The files that hold it, if known.
     pub files: Vec<String>,
     /// The error of the disk or the checksum.
     pub cause: String,

@@ -18,7 +18,8 @@ pub struct DueEntry {
     pub operation: OperationId,
 }
 
-/// A slot of the deadline index: one second of due times in one index shard (the index shard is the partition).
+/// A slot of the deadline index: one second of due times in one index shard (the index shard is the
+/// partition).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct DueBucket(pub i64);
 

@@ -4,18 +4,18 @@
 //! * **One writer.** One thread makes every change: it takes all waiting calls, writes them as one
 //!   atomic, synced batch and then answers each caller. So changes are compared with stored values
 //!   without locks, and concurrent callers share a sync. See `embedded/writer.rs`.
-//! * **Readers read snapshots.** They see a batch whole or not at all, and only once it is synced.
+//! * **Readers read snapshots.** They see a whole batch or none of it, and only once it is synced.
 //! * **Nothing unreadable is destroyed.** A write that replaces a corrupt row keeps its bytes
 //!   aside; the purge skips it.
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
 //! * **A damaged file is never opened at the cost of rows.** See the crate `disk`.
-//! * **A full disk is temporary.** Meanwhile writes fail and reads go on. Once there is room the
-//!   store is opened again in place. See `embedded/reopening.rs`.
+//! * **A full disk is temporary.** Until there is room, writes fail and reads continue. Once there
+//!   is room the store is opened again in place. See `embedded/reopening.rs`.
 //! * **Flushes and compactions never stall for good.** Full memtables are rotated after a commit,
 //!   and a commit first waits for the worker, by our own rules. See `embedded/flushing.rs`.
-//! * **Retention affects reads first.** A row past its retention reads as absent at once. Its bytes
-//!   are purged later, in bounded steps: see `embedded/purge.rs`. Retention does not depend on the
-//!   wall clock: see `embedded/retention.rs`.
+//! * **Retention affects reads first.** A row past its retention reads as absent immediately. Its
+//!   bytes are purged later, in bounded steps: see `embedded/purge.rs`. Retention does not depend
+//!   on the wall clock: see `embedded/retention.rs`.
 //!
 //! Deliberately absent: settings that trade durability for speed.
 
@@ -86,7 +86,8 @@ pub struct EmbeddedConfig {
     /// is never split. Default: 4096.
     pub group_rows_max: usize,
     /// For how many operations the stamp is remembered, so that their next write needs no read; at
-    /// most twice as many are held. Should exceed what is in flight. Default: 32,768.
+    /// most twice as many are held. Should exceed the number of operations in flight. Default:
+    /// 32,768.
     pub recent_stamps: usize,
     /// How often to look for rows past their retention and deadline entries behind the cursor.
     /// Default: 10 s.
@@ -142,8 +143,9 @@ impl EmbeddedStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Damaged`] if acknowledged rows would
-    /// be lost because a file is damaged, [`StoreError::Unavailable`] if it cannot be opened.
+    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Damaged`] if
+    /// acknowledged rows would be lost because a file is damaged, [`StoreError::Unavailable`] if it
+    /// cannot be opened.
     pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
         rebuild::if_asked(&config)?;
         let tables = Arc::new(Reopening::open(config.clone())?);
@@ -162,8 +164,8 @@ impl EmbeddedStore {
     }
 
     /// Waits until the store refuses writes because a compaction met a damaged block or the disk
-    /// fails. Returns why. The next [`EmbeddedStore::open`] rebuilds the store from what can be
-    /// read.
+    /// fails. Returns why. The next [`EmbeddedStore::open`] rebuilds the store from the data that
+    /// can be read.
     pub async fn refuses_writes(&self) -> String {
         self.tables.damages().refused().await
     }
@@ -173,7 +175,7 @@ impl EmbeddedStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] in place of rows that the disk fails to read.
+    /// [`StoreError::Unavailable`] instead of rows that the disk fails to read.
     pub fn rows(&self) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (tables, failed) = match self.tables.get() {
             Ok(tables) => (Some(tables), None),
@@ -183,8 +185,8 @@ impl EmbeddedStore {
         failed.into_iter().chain(rows.into_iter().flatten())
     }
 
-    /// Why every write currently fails; `None` if writes do not fail. The failure ends by itself: a
-    /// later write opens the store again, once there is room.
+    /// Why every write currently fails; `None` if writes do not fail. The failure ends on its own:
+    /// a later write opens the store again, once there is room.
     #[must_use]
     pub fn write_failure(&self) -> Option<WriteFailure> {
         self.tables.failure()

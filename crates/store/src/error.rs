@@ -21,7 +21,7 @@ pub enum StoreError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The disk of the embedded store is full. Nothing is lost, and the action may be repeated: the
-    /// store resumes by itself once there is room. Whether a change was made is unknown.
+    /// store resumes on its own once there is room. Whether a change was made is unknown.
     #[error(
         "{action} failed in the state store: its disk is full; writes resume once there is free space"
     )]

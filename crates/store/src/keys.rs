@@ -14,7 +14,7 @@ pub(crate) const ENTRY_KEY_LEN: usize = 8 + 16;
 /// The length of an expiry key: hour, operation.
 pub(crate) const EXPIRY_KEY_LEN: usize = 8 + 16;
 
-/// The length of the key of a value that was kept aside: operation, instant, part.
+/// The length of the key of a value that was set aside: operation, instant, part.
 pub(crate) const ASIDE_KEY_LEN: usize = 16 + 8 + 1;
 
 /// Microseconds in a slot of the expiry index.
@@ -72,7 +72,7 @@ impl RowPart {
     }
 }
 
-/// The key under which a value that cannot be read is kept aside.
+/// The key under which an unreadable value is set aside.
 pub(crate) fn aside(id: OperationId, at: Timestamp, part: RowPart) -> [u8; ASIDE_KEY_LEN] {
     let mut key = [0; ASIDE_KEY_LEN];
     key[..16].copy_from_slice(id.0.as_bytes());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_index_shard_begins_behind_every_key_of_an_index_shard() {
+    fn the_next_index_shard_begins_after_every_key_of_an_index_shard() {
         let last = index(PartitionId(7), Timestamp(i64::MAX), id(u128::MAX));
         let first = index(PartitionId(8), Timestamp(i64::MIN), id(0));
         assert_eq!(next_index_shard(&last), Some(first));

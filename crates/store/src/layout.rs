@@ -94,7 +94,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If the shards of `scheme` cannot follow those of this one, or the number of partitions is being changed.
+    /// If the shards of `scheme` cannot follow those of this one, or the number of partitions is
+    /// being changed.
     pub fn successor(&self, scheme: ShardingScheme) -> Result<Self, LayoutError> {
         if let Some(Change { from, to, .. }) = self.change {
             return Err(LayoutError::Changing { from, to });
@@ -112,7 +113,7 @@ impl Layout {
     /// # Errors
     ///
     /// If the number is neither a multiple nor a divisor of the current one, each partition would
-    /// have too many shards meanwhile, or another change is in progress.
+    /// have too many shards in the meantime, or another change is in progress.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
         self.is_gone_by_none()?;
         // Leaves enough generations to complete the change.
@@ -389,7 +390,7 @@ impl Layout {
         self.going_over().is_some()
     }
 
-    /// Times in which operations were not spread over a partition, so that its records have to be
+    /// Times in which operations were not spread over a partition, so that its records must be
     /// rerouted, in order.
     #[must_use]
     pub fn retired(&self) -> &[Retired] {
@@ -518,7 +519,7 @@ impl Layout {
     }
 }
 
-/// A scheme with this many partitions and this many shards in all.
+/// A scheme with this many partitions and this many shards in total.
 fn among(partitions: u32, shards: u32) -> ShardingScheme {
     ShardingScheme {
         partitions,

@@ -20,7 +20,7 @@ pub enum LeaseRole {
     Supervisor,
 }
 
-/// What a lease is for. Leases of different roles are independent, and so are those of different
+/// The purpose of a lease. Leases of different roles are independent, and so are those of different
 /// layouts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct LeaseKey {
@@ -128,7 +128,7 @@ impl Checkpoint {
 /// rows and reads no partition in order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Lease {
-    /// What it is for.
+    /// Its purpose.
     pub key: LeaseKey,
     /// The owner; `None` after a clean release.
     pub owner: Option<OwnerId>,
@@ -146,7 +146,7 @@ pub struct Lease {
     pub consumed: ByPriority<Offset>,
     /// The partition that the offsets belong to.
     pub partition: PartitionId,
-    /// What the predecessors of a merging shard had done beyond its checkpoint.
+    /// The records that the predecessors of a merging shard had done beyond its checkpoint.
     pub handover: ShardHandover,
     /// Whether the shards of the next layout have taken it over for good: it gets no owner any
     /// more.

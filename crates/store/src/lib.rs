@@ -1,18 +1,18 @@
-//! The state store: one row per operation, the leases of schedulers and supervisors, the layout of the
-//! shards, the deadline index and the attention table.
+//! The state store: one row per operation, the leases of schedulers and supervisors, the layout of
+//! the shards, the deadline index and the attention table.
 //!
 //! What must hold here, for every implementation (the contract suite in `tests/contract` checks
 //! it):
 //!
 //! * **Durable means synced.** A write that returned `Ok` survives `kill -9` and a power loss.
-//! * **A batch is whole.** Of a [`WriteBatch`] that returned `Ok` everything is there; of one that
-//!   returned an error, what is there is unknown, and the batch may be repeated.
+//! * **A batch is whole.** If writing a [`WriteBatch`] returned `Ok`, all of it is stored; if it
+//!   returned an error, the stored state is unknown, and the batch may be repeated.
 //! * **The higher stamp wins.** Of two writes of one row, reads return the one with the higher
 //!   [`Stamp`], whichever arrived first. State and immutable part are compared separately, so that
 //!   a write without [`RowWrite::created`] leaves the immutable part as it is.
 //! * **A corrupt row harms only itself.** Reads return a result for each row, and a write with a
 //!   higher stamp replaces an unreadable row without failing its batch.
-//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing continues behind
+//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing continues after
 //!   it. [`Store::damage`] reports what was skipped.
 //! * **A reopened row stays.** A final row that is written again without retention is kept for
 //!   good, and no pending purge removes it.
@@ -74,9 +74,9 @@ pub use takeable::takeable;
 
 /// The state store.
 ///
-/// Every method may be called from many tasks at once. Futures are boxed because one is made per
-/// group commit, never per record. Dropping a future does not undo what it began: the write may
-/// still happen.
+/// Every method may be called from many tasks at the same time. Futures are boxed because one is
+/// made per group commit, never per record. Dropping a future does not undo the work that it began:
+/// the write may still happen.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Whether this process is the only one that can have the store open, so that leases of older
     /// processes are known to be dead.
@@ -122,8 +122,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Reads the layout; `None` if none was ever written, so that [`Layout::first`] applies.
     fn layout(&self) -> BoxFuture<'_, Result<Option<Layout>, StoreError>>;
 
-    /// Replaces the layout: writes `layout` if the stored one is still `seen`. Returns whether `layout`
-    /// is what is stored now.
+    /// Replaces the layout: writes `layout` if the stored one is still `seen`. Returns whether
+    /// `layout` is what is stored now.
     fn set_layout(
         &self,
         seen: Option<Layout>,
@@ -131,7 +131,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// The reply key of the installation. If there is none yet, `candidate` becomes it; of several
-    /// callers at once, one succeeds and all get its key.
+    /// callers at the same time, one succeeds and all get its key.
     fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>>;
 
     /// Reads up to `limit` entries of one bucket of an index shard, in order, after `after`.
@@ -144,15 +144,16 @@ pub trait Store: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>>;
 
     /// The first bucket of an index shard that is not completely swept; `None` before the first
-    /// advance. An entry before it may not be found, unless it was written before the cursor got
+    /// advance. An entry before it might not be found, unless it was written before the cursor got
     /// there.
     fn due_cursor(
         &self,
         index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
 
-    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_AGAIN`] buckets before it
-    /// may be forgotten. The cursor never moves back: a lower one than the stored changes nothing.
+    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_AGAIN`]
+    /// buckets before it may be forgotten. The cursor never moves back: a lower one than the stored
+    /// changes nothing.
     fn advance_due_cursor(
         &self,
         index_shard: PartitionId,
@@ -164,8 +165,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// `None`.
     ///
     /// A page has at most `limit` entries. The work of one call is bounded, so it may have fewer,
-    /// or none, although more follow. Entries written behind the cursor meanwhile are not listed;
-    /// nothing is listed twice.
+    /// or none, although more follow. Entries written behind the cursor in the meantime are not
+    /// listed; nothing is listed twice.
     ///
     /// An entry may be forgotten from a day after its instant on, if the operation's row no longer
     /// exists by then, or is final without being parked. So a caller that reopens an operation

@@ -30,7 +30,7 @@ pub struct RowWrite {
     /// The operation.
     pub id: OperationId,
     /// The immutable columns: given at create, once more with the final state, and again by a write
-    /// that reopens a row whose retention had begun. What is kept of them is decided by the last
+    /// that reopens a row whose retention had begun. Which of them are kept is decided by the last
     /// write that gave them.
     pub created: Option<Arc<Created>>,
     /// The mutable state.

@@ -21,7 +21,7 @@ pub struct RowCodec {
 pub struct RowBytes {
     /// The mutable state, with its header.
     pub state: Vec<u8>,
-    /// The immutable columns, with their stamp; empty where the write has none.
+    /// The immutable columns, with their stamp; empty if the write has none.
     pub created: Vec<u8>,
 }
 

@@ -1,8 +1,9 @@
 //! When a candidate may take another owner's lease.
 //!
-//! What must hold: **a silent owner is waited for.** A candidate takes another owner's lease only after it has seen it unchanged
-//! for its duration and the margin, on a clock that also counts the time for which the machine was suspended. An exclusive store
-//! needs no waiting, since no older owner can live.
+//! What must hold: **a silent owner is waited for.** A candidate takes another owner's lease only
+//! after it has seen it unchanged for its duration and the margin, on a clock that also counts the
+//! time for which the machine was suspended. An exclusive store needs no waiting, since no older
+//! owner can live.
 
 use std::time::Duration;
 

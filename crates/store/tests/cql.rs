@@ -1,6 +1,6 @@
 //! The store on a CQL server: the contract of every store, and the faults of a cluster.
 //!
-//! The server is named by `WAYBILL_TEST_SCYLLA=HOST:PORT`. Each test has a keyspace of its own, and
+//! The server is named by `WAYBILL_TEST_SCYLLA=HOST:PORT`. Each test has its own keyspace, and
 //! drops it at its end.
 
 mod contract;
@@ -28,7 +28,7 @@ use waybill_store::{
 /// The environment variable that names the server.
 const SERVER: &str = "WAYBILL_TEST_SCYLLA";
 
-/// A keyspace of its own on the server, if there is one.
+/// A separate keyspace on the server, if there is one.
 struct Cql {
     keyspace: String,
     server: Option<String>,
@@ -130,7 +130,8 @@ async fn a_cql_store_allows_several_processes() {
     subject.clean_up().await;
 }
 
-/// Two processes, each with its own stamps, write the same rows at once, some of them in batches.
+/// Two processes, each with its own stamps, write the same rows at the same time, some of them in
+/// batches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_racing_writer_with_the_higher_stamps_wins() {
     let Some(subject) = Cql::new_or_skip() else {

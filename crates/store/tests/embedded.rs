@@ -28,7 +28,7 @@ use waybill_store::{
     WriteBatch,
 };
 
-/// The embedded store in a directory of its own.
+/// The embedded store in its own directory.
 struct Embedded {
     dir: tempfile::TempDir,
 }
@@ -64,7 +64,7 @@ fn an_embedded_store_allows_one_process() {
     assert!(Embedded::new().store().is_exclusive());
 }
 
-/// With a memory of one stamp, nearly every write has to read the stored row.
+/// With a memory of one stamp, nearly every write must read the stored row.
 #[tokio::test]
 async fn the_higher_stamp_wins_after_recent_stamps_are_forgotten() {
     let subject = Embedded::new();
@@ -253,7 +253,7 @@ fn child_dir() -> Option<std::ffi::OsString> {
     std::env::var_os(CHILD_DIR)
 }
 
-/// Runs the named test of this binary in a process of its own.
+/// Runs the named test of this binary in its own process.
 fn child(test: &str, dir: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])

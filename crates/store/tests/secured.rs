@@ -1,6 +1,7 @@
-//! The store on a CQL server that wants TLS, a login and a certificate: `WAYBILL_TEST_SECURED_SCYLLA` names
-//! it (`HOST:PORT`), and `WAYBILL_TEST_SECRETS` the directory with the certificates. The server's first
-//! user is Cassandra's own, `cassandra`; each test makes one for itself.
+//! The store on a CQL server that wants TLS, a login and a certificate:
+//! `WAYBILL_TEST_SECURED_SCYLLA` names it (`HOST:PORT`), and `WAYBILL_TEST_SECRETS` the directory
+//! with the certificates. The server's first user is Cassandra's own, `cassandra`; each test makes
+//! one for itself.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@
 //!
 //! What must hold:
 //!
-//! * **It is never the normal way.** An operation counts as unwoken only if its due time is further
+//! * **The audit is an exception.** An operation counts as unwoken only if its due time is further
 //!   behind the sweep cursor than a sweep looks back, or was set by a clock that was ahead; if the
 //!   same held one round earlier; and if its scheduler has done every recovery that was in the
 //!   topic then. The audit ignores operations whose scheduler is stopped, blocked or slow.
@@ -460,7 +460,7 @@ mod tests {
             ends: HashMap::from([(own, Offset(7)), (other, Offset(3))]),
         };
         assert!(suspects.had(&row, at(99)));
-        assert!(!suspects.had(&row, at(98)), "it moved meanwhile");
+        assert!(!suspects.had(&row, at(98)), "the due time moved");
         assert!(!Suspects::default().had(&row, at(99)));
         let done = |own_done, other_done| {
             HashMap::from([(own, Offset(own_done)), (other, Offset(other_done))])

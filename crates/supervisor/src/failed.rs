@@ -48,7 +48,7 @@ pub(super) struct Following {
 }
 
 impl Following {
-    /// Consumes the topic on a thread of its own until it is stopped.
+    /// Consumes the topic on its own thread until it is stopped.
     pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let topics = &self.parts.topics;
         let options = GroupOptions {

@@ -21,7 +21,7 @@ use super::parked_stats::ParkedStats;
 use super::reroute::Rerouter;
 use super::sweep::Sweep;
 
-/// Maximum number of entries in one read, and so of rows held at once.
+/// Maximum number of entries in one read, and so of rows held at the same time.
 const PAGE_ENTRIES: usize = 500;
 /// How often a partition that is no longer in use is checked for records.
 const REROUTE_EVERY: Duration = Duration::from_secs(3);
@@ -153,8 +153,8 @@ impl IndexShard {
                     index_shard = %self.index_shard,
                     behind = ?sweep.behind(wall_clock()),
                     "the sweep skips to the last hour, because the clock was behind or no \
-                     supervisor ran for long; the audit finds operations that have been due for \
-                     longer"
+                     supervisor ran for a long time; the audit finds operations that have been \
+                     due for longer"
                 );
                 self.store
                     .advance_due_cursor(self.index_shard, cursor)
@@ -207,7 +207,8 @@ impl IndexShard {
     }
 
     /// Reads the open buckets, sends recoveries for due entries, and moves the cursor. Returns
-    /// whether the next pass should follow at once, because the cursor could have moved further.
+    /// whether the next pass should follow immediately, because the cursor could have moved
+    /// further.
     async fn pass(
         &self,
         sweep: &mut Sweep,
@@ -272,7 +273,7 @@ impl IndexShard {
                     }
                     recoveries.extend(supervision.entry_came_up(&row, entry.due, now));
                 }
-                // The row may not be visible yet, or its retention has passed. The scheduler can
+                // The row might not be visible yet, or its retention has passed. The scheduler can
                 // tell.
                 Ok(None) => recoveries.push(self.look_at(*entry, now)),
                 Err(corrupt) => {

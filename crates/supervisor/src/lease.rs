@@ -73,7 +73,7 @@ impl IndexShardLease {
         self.renew(self.row.owner).await
     }
 
-    /// Releases the lease, so that another supervisor can take it at once.
+    /// Releases the lease, so that another supervisor can take it immediately.
     pub(super) async fn release(mut self) -> Result<(), StoreError> {
         self.renew(None).await.map(drop)
     }

@@ -77,7 +77,7 @@ pub struct SupervisorSettings {
     /// Maximum skew between the clocks of the processes.
     pub clock_skew: Duration,
     /// A name that survives restarts, so that a killed process gets its share of failed-operations
-    /// back at once; `None` to join the consumer group as a new member.
+    /// back immediately; `None` to join the consumer group as a new member.
     pub instance_id: Option<String>,
 }
 

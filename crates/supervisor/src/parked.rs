@@ -2,8 +2,8 @@
 //!
 //! Counters show only recent parking, but a parked operation waits until a person acts. So the
 //! owner of an index shard tracks which of its operations are parked: it rereads their rows, and
-//! reads what was added to the attention table since. Each index shard is counted by the holder of
-//! its lease alone.
+//! reads the entries that were added to the attention table since. Each index shard is counted by
+//! the holder of its lease alone.
 //!
 //! What must hold:
 //!

@@ -33,7 +33,7 @@ const LIMITS: PollLimits = PollLimits {
 const PATIENCE: Duration = Duration::from_millis(500);
 /// After this long the next topic follows: the lease must be renewed, and the index shard swept.
 const READ_TIME_MAX: Duration = Duration::from_millis(500);
-/// How many partitions are rerouted concurrently, each by a client of its own.
+/// How many partitions are rerouted concurrently, each by its own client.
 const READS_AT_ONCE: usize = 8;
 
 /// Why records were not rerouted.

@@ -6,9 +6,9 @@
 //!
 //! Finding every entry does not depend on clocks, though. Once the cursor is durable, the buckets
 //! that it passed are read one last time. The writer of an entry reads the cursor afterwards, and
-//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last
-//! read finds every entry that was visible before the cursor was durable, and the writer of a later
-//! one sees the cursor. A new sweep also reads the buckets that its predecessor may not have read a
+//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last read
+//! finds every entry that was visible before the cursor was durable, and the writer of a later one
+//! sees the cursor. A new sweep also reads the buckets that its predecessor might not have read a
 //! last time.
 //!
 //! Handled entries are remembered until the last read.
@@ -131,7 +131,7 @@ impl Sweep {
         (self.passed == self.cursor && next > self.cursor).then_some(next)
     }
 
-    /// The cursor is durable there. Returns whether it has moved as far as it could.
+    /// The cursor is durable there. Returns whether it has moved as far as possible.
     pub(super) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
@@ -252,7 +252,7 @@ mod tests {
         }
         let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
         assert_eq!(sweep.next_cursor(), Some(next));
-        assert!(sweep.cursor_moved(next), "it continues at once");
+        assert!(sweep.cursor_moved(next), "the sweep continues immediately");
         assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
     }
 

@@ -1,4 +1,4 @@
-//! What every component reports in the same way: metrics that are declared once, spans ([`trace`]),
+//! The observability of every component: metrics that are declared once, spans ([`trace`]),
 //! liveness and readiness ([`health`]). One declaration has a metric's name, meaning and labels.
 //! From it the metric is described to the recorder, registered, and listed in documents.
 //!
@@ -45,7 +45,7 @@ impl<K: Kind, const N: usize> Metric<K, N> {
     }
 
     /// The handle for these label values, in the order of declaration. Each call looks it up: keep
-    /// the handle where it is used per record.
+    /// the handle if it is used per record.
     #[must_use]
     pub fn of(&self, values: [&str; N]) -> K {
         let labels = self.labels.into_iter().zip(values);

@@ -107,7 +107,7 @@ impl TraceContext {
         let [version] = hex(version)?;
         let [flags] = hex(flags)?;
         let (trace, span) = (hex(trace)?, hex(span)?);
-        // Later versions may have further parts.
+        // Later versions may have additional parts.
         let is_whole = version != 0 || parts.next().is_none();
         let is_named = trace != [0; 16] && span != [0; 8];
         (text.len() <= 64 && version != 0xff && is_whole && is_named).then_some(Self {

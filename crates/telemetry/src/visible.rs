@@ -1,7 +1,7 @@
 //! Visible characters, by Unicode's general categories (UAX #44).
 //!
 //! What must hold: names do not differ only in invisible characters, and foreign text cannot
-//! reverse, hide or change the text printed beside it. Deliberately absent: a check for characters
+//! reverse, hide or change the text printed next to it. Deliberately absent: a check for characters
 //! that look alike (Latin `a`, Cyrillic `а`); a tenant chooses its own names.
 
 use std::fmt;

@@ -37,7 +37,7 @@ impl Clock {
         // Renamed into place, so that no reader sees a partial file.
         let fresh = self.file.with_extension("fresh");
         std::fs::write(&fresh, offset).expect("the directory is writable");
-        std::fs::rename(&fresh, &self.file).expect("it is there");
+        std::fs::rename(&fresh, &self.file).expect("it exists");
     }
 }
 

@@ -1,4 +1,5 @@
-//! A limit on the memory of a process, by a control group: the kernel kills a process that exceeds it.
+//! A limit on the memory of a process, by a control group: the kernel kills a process that exceeds
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,7 +61,7 @@ impl MemoryLimit {
             };
             if write(version.limit, bytes).is_ok() {
                 let (file, of) = version.swap;
-                // Without swap, the file may not exist.
+                // Without swap, the file might not exist.
                 let _ = write(file, of(bytes));
                 return Some(group);
             }

@@ -1,4 +1,4 @@
-//! Apache Kafka and a CQL database in place of the embedded ones. Each test has its own topics and
+//! Apache Kafka and a CQL database instead of the embedded ones. Each test has its own topics and
 //! keyspace, which are dropped when it ends.
 
 use std::time::Duration;

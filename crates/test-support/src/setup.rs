@@ -21,7 +21,7 @@ use crate::servers::Servers;
 pub type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
 /// A free address on loopback that a process can listen on again after a restart. Its port is not
-/// one of those that the system gives to outgoing connections, which might take it meanwhile.
+/// one of those that the system gives to outgoing connections, which might take it in the meantime.
 fn free_address() -> SocketAddr {
     const PORTS: Range<u16> = 15_000..32_000;
     loop {
@@ -244,8 +244,8 @@ impl Setup {
         answer.text().await.expect("metrics are text")
     }
 
-    /// Sends one delivery until it is accepted, even if processes die meanwhile, and returns its
-    /// ID.
+    /// Sends one delivery until it is accepted, even if processes die in the meantime, and returns
+    /// its ID.
     pub async fn deliver(&self, delivery: &Value) -> String {
         let mut delivery = delivery.clone();
         if self.only_normal.load(Ordering::Relaxed) {

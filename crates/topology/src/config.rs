@@ -50,7 +50,7 @@ pub struct KafkaConfig {
     /// How long status, failed operations and dead letters are kept.
     #[serde(with = "DurationText")]
     pub results_retention: Duration,
-    /// Further librdkafka settings for every client.
+    /// Additional librdkafka settings for every client.
     pub properties: Properties,
     /// librdkafka settings whose values are read from files, such as mounted secrets. A line end at
     /// the end of the file is removed.

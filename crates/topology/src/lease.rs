@@ -13,7 +13,8 @@ const LEASE_MAX: Duration = Duration::from_secs(60 * 60);
 /// of its margin and the next renewal.
 const MARGINS_PER_LEASE_MIN: u32 = 3;
 
-/// Refuses a lease that would expire while its owner is busy, or would delay a takeover for long.
+/// Refuses a lease that would expire while its owner is busy, or would delay a takeover for a long
+/// time.
 ///
 /// # Errors
 ///

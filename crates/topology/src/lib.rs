@@ -2,8 +2,8 @@
 //!
 //! [`topics`] has the table of required topics, creates them, and audits existing ones.
 //! [`partition_map`] maps operations to partitions. [`shards`] reports the progress of each shard's
-//! owner. [`repartition`] changes the number of partitions without downtime. [`lease`] has the rules for
-//! the leases of owners.
+//! owner. [`repartition`] changes the number of partitions without downtime. [`lease`] has the
+//! rules for the leases of owners.
 //!
 //! Deliberately absent: running operations. Only the owner of a shard decides about its operations.
 

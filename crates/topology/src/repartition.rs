@@ -80,10 +80,10 @@ pub enum RepartitionError {
         shard: ShardId,
         /// The partition that it still reads.
         partition: PartitionId,
-        /// The end up to which it has to read.
+        /// The end up to which it must read.
         end: TopicOffsets,
     },
-    /// To shrink, every shard has to run under the new layout, and one does not.
+    /// To shrink, every shard must run under the new layout, and one does not.
     #[error(
         "shard {0} is not running, and every shard must run before the number of partitions can be \
          reduced: start a scheduler with this shard, or start the shard if it was stopped (`PUT \

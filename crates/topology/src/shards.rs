@@ -108,7 +108,7 @@ pub async fn unbegun(store: &dyn Store, layout: &Layout) -> Result<Option<ShardI
 }
 
 /// The first shard that has not completed a repartition: it has not begun, or still reads records
-/// before the change. Returns its partition and the offsets that it has to reach.
+/// before the change. Returns its partition and the offsets that it must reach.
 ///
 /// # Errors
 ///
@@ -197,8 +197,8 @@ fn current_lease_of<'a>(
 }
 
 /// The lease with which an unbegun shard begins. Takes its predecessors for good, and waits while
-/// their owners keep them. `me` is this process, whose own shards release their leases by
-/// themselves.
+/// their owners keep them. `me` is this process, whose own shards release their leases on their
+/// own.
 pub fn beginning<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,
@@ -239,9 +239,11 @@ async fn end(
         };
         let ended = lease.ended();
         if store.take_lease(seen, ended.clone()).await? {
-            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "took the \
-                                                                                      lease for \
-                                                                                      good");
+            tracing::info!(
+                lease = %key,
+                checkpoint = %ended.checkpoint.at.requests,
+                "retired the lease of an earlier layout"
+            );
             return Ok(ended);
         }
     }

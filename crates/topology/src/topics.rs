@@ -28,7 +28,7 @@ use crate::TopologySettings;
 const PARTITIONS_KEY: &str = "partitions";
 /// The maximum time for a broker to start.
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
-/// How long the broker may not know a topic after its creation.
+/// How long the broker may take to know a topic after its creation.
 const TOPIC_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a topic without visible settings may count as just created.
 const KIND_PATIENCE: Duration = Duration::from_secs(2);
@@ -79,7 +79,7 @@ pub const DISK_BOUND: &str = "waybill.disk.bytes.max";
 /// setting.
 pub const REFUSE_ON_LOW_DISK: &str = "waybill.disk.low.refuse";
 
-/// The kind of broker, as far as topics depend on it.
+/// The kind of broker, which determines some settings of topics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BrokerKind {
     /// The embedded broker: the disk of one machine makes records durable and limits their size.
@@ -532,9 +532,9 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
     }
 }
 
-/// One machine's disk makes an acknowledged record durable: what the checkpoint relies on is
-/// synced. Requests and recoveries are refused above a disk limit, and only the checkpoint deletes
-/// them. All other topics delete their oldest records.
+/// One machine's disk makes an acknowledged record durable: every record that the checkpoint relies
+/// on is synced. Requests and recoveries are refused above a disk limit, and only the checkpoint
+/// deletes them. All other topics delete their oldest records.
 fn on_the_embedded_broker(
     settings: &mut Vec<(&'static str, String)>,
     kind: Kind,

@@ -1,12 +1,14 @@
-//! What a token allows on the embedded broker.
+//! The rights of a token on the embedded broker.
 //!
-//! With authentication on, the embedded broker requires clients to log in with a token as the password; it ignores the
-//! user name. The roles in the broker's own process have a listener of their own, and log in there with a token that this
-//! process alone knows, whether or not authentication is on: nobody else can use up that listener.
+//! With authentication on, the embedded broker requires clients to log in with a token as the
+//! password; it ignores the user name. The roles in the broker's own process have their own
+//! listener, and log in there with a token that this process alone knows, whether or not
+//! authentication is on: nobody else can use up that listener.
 //!
-//! What must hold: only agents and administrators read step requests and write replies. A token that is withdrawn or
-//! expires loses its rights at once, on open connections too. Records of all tenants share topics, so a token for one
-//! tenant allows nothing here. Personal data (`notify` of a request, owner notices) is for administrators alone.
+//! What must hold: only agents and administrators read step requests and write replies. A token
+//! that is withdrawn or expires loses its rights immediately, on open connections too. Records of
+//! all tenants share topics, so a token for one tenant allows nothing here. Personal data (`notify`
+//! of a request, owner notices) is for administrators alone.
 
 use std::fmt;
 use std::sync::Arc;

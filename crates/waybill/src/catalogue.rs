@@ -33,7 +33,7 @@ const LABELS: [(&str, &str); 20] = [
     ),
     (
         "shard",
-        "the shard; where each partition has one, the partition's number",
+        "the shard; if each partition has one, the partition's number",
     ),
     (
         "reason",
@@ -69,7 +69,7 @@ const LABELS: [(&str, &str); 20] = [
         "the verb that the supervisor requested, such as `retry` or `compensate`",
     ),
     ("version", "the version of the program"),
-    ("what", "the request without an answer: `commit` or `load`"),
+    ("what", "the request without a response: `commit` or `load`"),
 ];
 
 /// A part of the program and its metrics.

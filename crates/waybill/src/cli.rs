@@ -4,7 +4,8 @@
 //! configuration.
 //!
 //! Most operator commands are in `waybill-ops`. This crate has those that need the roles or the
-//! command line itself: `workflow`, `config`, `reference`, `schema`, `completions`, `man` and `token`.
+//! command line itself: `workflow`, `config`, `reference`, `schema`, `completions`, `man` and
+//! `token`.
 
 mod reference;
 mod schema;
@@ -37,14 +38,15 @@ const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
 A key such as scheduler.handOffAfter is WAYBILL_SCHEDULER__HAND_OFF_AFTER in the environment.
 
-Signals: SIGTERM and Ctrl-C drain and stop within shutdownTimeout; a second one ends the process at once.
+Signals: SIGTERM and Ctrl-C stop the process within shutdownTimeout; a second signal ends it immediately.
 
 Exit codes:
   0  success, or a clean shutdown
   1  failure
   2  invalid command line or configuration";
 
-/// A saga orchestrator on Kafka and ScyllaDB: each accepted operation completes, is undone, or is parked for a person.
+/// A saga orchestrator on Kafka and ScyllaDB: each accepted operation completes, is undone, or is
+/// parked for a person.
 ///
 /// `waybill up` runs everything in one process, on an embedded broker and store.
 #[derive(Clone, Debug, Parser)]
@@ -170,7 +172,7 @@ pub enum Command {
     ///
     /// With the id of an operation: what it waits for, which process has it, and what happens next.
     Doctor(DoctorArgs),
-    /// Explain a state: `explain lag` names what holds checkpoints
+    /// Explain the lag of partitions: `explain lag` shows which operations hold the checkpoints
     Explain(ExplainArgs),
     /// Estimate the processes, partitions and servers that a load needs
     Capacity(CapacityArgs),
@@ -393,7 +395,8 @@ pub struct Flags {
     /// process runs them [default: 127.0.0.1:8082]
     #[arg(long, global = true, value_name = "ADDR")]
     pub services: Option<String>,
-    /// Partitions of the operation topics of a new store; see `waybill topics grow` for others [default: 4]
+    /// Partitions of the operation topics of a new store; see `waybill topics grow` for others
+    /// [default: 4]
     #[arg(long, global = true, value_name = "P")]
     pub partitions: Option<u32>,
     /// Shards of each partition in a new store; see `waybill shards` for others [default: 1]

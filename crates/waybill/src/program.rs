@@ -1,5 +1,5 @@
-//! Runs the command line: reads the arguments and the configuration, runs the role or the command, and maps the result to
-//! an exit code.
+//! Runs the command line: reads the arguments and the configuration, runs the role or the command,
+//! and maps the result to an exit code.
 
 use std::error::Error;
 use std::io::{ErrorKind, Write as _};

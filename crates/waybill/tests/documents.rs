@@ -43,7 +43,7 @@ fn every_test_named_in_the_documents_exists() {
         functions(&root().join(directory), &mut found);
     }
     for page in ["docs/guarantees.md", "SECURITY.md"] {
-        let text = std::fs::read_to_string(root().join(page)).expect("it is there");
+        let text = std::fs::read_to_string(root().join(page)).expect("the file exists");
         let named = names_in(&text);
         assert!(named.len() > 20, "{page}: {named:?}");
         let missing: Vec<_> = named
@@ -61,7 +61,7 @@ fn every_test_named_in_the_documents_exists() {
 fn pages_of_docs() -> BTreeSet<String> {
     let mut pages = BTreeSet::new();
     for directory in ["", "runbooks/"] {
-        let files = std::fs::read_dir(root().join("docs").join(directory)).expect("it is there");
+        let files = std::fs::read_dir(root().join("docs").join(directory)).expect("it exists");
         let names = files.map(|file| file.expect("it can be read").file_name());
         let names = names.map(|name| name.into_string().expect("a page has a plain name"));
         let pages_here = names.filter(|name| name.ends_with(".md"));
@@ -107,7 +107,7 @@ fn links_between_documents_resolve() {
 #[test]
 fn the_summary_of_the_book_lists_every_page_once() {
     const SUMMARY: &str = "SUMMARY.md";
-    let text = std::fs::read_to_string(root().join("docs").join(SUMMARY)).expect("it is there");
+    let text = std::fs::read_to_string(root().join("docs").join(SUMMARY)).expect("the file exists");
     let mut listed: Vec<&str> = links_in(&text).collect();
     listed.sort_unstable();
     let mut pages = pages_of_docs();

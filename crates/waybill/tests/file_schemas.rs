@@ -1,4 +1,5 @@
-//! The JSON Schemas of the files that people write: the committed copies, and what they accept and refuse.
+//! The JSON Schemas of the files that people write: the committed copies, and what they accept and
+//! refuse.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -392,7 +393,8 @@ fn faults(schema: &Value, value: &Value) -> Vec<String> {
     faults
 }
 
-/// Checks a value against a schema, with the keywords that our schemas use. Any other keyword fails the test.
+/// Checks a value against a schema, with the keywords that our schemas use. Any other keyword fails
+/// the test.
 fn check(root: &Value, schema: &Value, value: &Value, path: &str, faults: &mut Vec<String>) {
     let keywords = match schema {
         Value::Bool(true) => return,

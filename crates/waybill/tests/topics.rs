@@ -178,7 +178,7 @@ macro_rules! on_both_brokers {
 
 on_both_brokers! {
     what_is_missing_is_found_and_made_once_and_then_nothing_is_found
-    several_that_make_topics_at_once_all_succeed
+    concurrent_creations_of_topics_all_succeed
     a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it
     topics_are_described_with_offsets_and_settings
 }
@@ -229,7 +229,7 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(setup: &Setu
     assert_eq!((good.code, good.out.as_str()), (Some(0), ""), "{good:?}");
 }
 
-fn several_that_make_topics_at_once_all_succeed(setup: &Setup) {
+fn concurrent_creations_of_topics_all_succeed(setup: &Setup) {
     let all = [(); 16].map(|()| {
         setup
             .command(&["topics", "create", "--output", "json"])

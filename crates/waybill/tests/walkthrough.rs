@@ -235,7 +235,7 @@ impl Setup {
         self.dir.path().join("waybill.yaml")
     }
 
-    /// A text with this setup's addresses in place of the page's.
+    /// A text with this setup's addresses instead of the page's.
     fn as_here(&self, text: &str) -> String {
         let moved = self.addresses.iter();
         moved.fold(text.to_owned(), |text, (page, here)| {

@@ -1,7 +1,8 @@
-//! Record batches of message format 2: the header, what can be read without decoding the records, and decompression.
+//! Record batches of message format 2: the header, the data that can be read without decoding the
+//! records, and decompression.
 //!
-//! The layout is that of the protocol guide's section "Record Batch". The broker keeps uncompressed batches as
-//! they were sent: it reads the header, checks the checksum and rewrites two fields.
+//! The layout is that of the protocol guide's section "Record Batch". The broker keeps uncompressed
+//! batches as they were sent: it reads the header, checks the checksum and rewrites two fields.
 
 mod compression;
 #[doc(hidden)]
@@ -38,7 +39,7 @@ pub struct BatchHeader {
     pub leader_epoch: i32,
     /// The message format.
     pub magic: i8,
-    /// The checksum of everything behind it.
+    /// The checksum of everything after it.
     pub crc: u32,
     /// The codec and flags.
     pub attributes: i16,
@@ -130,7 +131,7 @@ impl BatchHeader {
         (header.bytes >= HEADER_BYTES).then_some(header)
     }
 
-    /// Reads and checks what a producer sent for one partition: exactly one whole batch.
+    /// Reads and checks the data that a producer sent for one partition: exactly one whole batch.
     ///
     /// # Errors
     ///
@@ -188,9 +189,9 @@ impl BatchHeader {
             && self.last_offset().is_some_and(|last| last < i64::MAX)
     }
 
-    /// Whether the records of the uncompressed batch `bytes` are as many as the header says, with offsets that rise
-    /// by one, and end where the batch does; and whether their keys, values and headers fill each of them exactly, so
-    /// that every client can read them.
+    /// Whether the records of the uncompressed batch `bytes` are as many as the header says, with
+    /// offsets that rise by one, and end where the batch does; and whether their keys, values and
+    /// headers fill each of them exactly, so that every client can read them.
     fn counts_records(&self, bytes: &[u8]) -> bool {
         let Some(mut left) = bytes.get(HEADER_BYTES..self.bytes) else {
             return false;
@@ -264,8 +265,9 @@ impl BatchHeader {
     }
 }
 
-/// The offset of a record within its batch; `None` if its parts do not fill it exactly. (The protocol guide's section
-/// "Record": attributes, timestamp, offset, key, value, and headers, of which only keys have to be there.)
+/// The offset of a record within its batch; `None` if its parts do not fill it exactly. (The
+/// protocol guide's section "Record": attributes, timestamp, offset, key, value, and headers, of
+/// which only keys must be there.)
 fn whole_record(record: &[u8]) -> Option<i64> {
     let mut left = record.get(1..)?;
     let _timestamp = varint(&mut left)?;
@@ -334,7 +336,7 @@ pub fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
 }
 
 /// A batch without records that replaces those from `first` to `last`, as in a compacted log:
-/// readers continue behind it.
+/// readers continue after it.
 ///
 /// `last - first` must be no more than `i32::MAX`.
 pub fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {

@@ -55,7 +55,7 @@ pub enum Malformed {
         cause: String,
     },
     /// An answer cannot be written in the requested version.
-    #[error("an answer to API {key} version {version} does not encode: {cause}")]
+    #[error("a response to API {key} version {version} does not encode: {cause}")]
     Answer {
         /// The API's number.
         key: i16,

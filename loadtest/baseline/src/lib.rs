@@ -73,7 +73,7 @@ struct Common {
     /// Address of the simulated services (`waybill services`).
     #[arg(long, env = "WAYBILL_LOADTEST_SERVICES", value_name = "HOST:PORT")]
     services: Option<String>,
-    /// Call no services: answer every step at once.
+    /// Call no services: answer every step immediately.
     #[arg(long)]
     no_services: bool,
     #[command(flatten)]

@@ -30,7 +30,7 @@ const UNDECODABLE: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
 /// The size of the largest request, and the part of it that is sent.
 const LARGEST_BYTES: u32 = 16 << 20;
 const HALF_BYTES: usize = 12 << 20;
-/// The pause after a large request was cut off. Many of those at once would be a flood.
+/// The pause after a large request was cut off. Many of those at the same time would be a flood.
 const HALF_PAUSE: Duration = Duration::from_secs(5);
 /// The number of unread fetches on one connection, and the size that each requests.
 const UNREAD_FETCHES: usize = 30;

@@ -75,7 +75,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The fields of a `GET` (RFC 7541): method and scheme from the static table, path and authority as literals.
+/// The fields of a `GET` (RFC 7541): method and scheme from the static table, path and authority as
+/// literals.
 fn get(path: &str) -> Vec<u8> {
     let mut block = vec![0x82, 0x86];
     for (name, value) in [(0x04, path), (0x01, "localhost")] {

@@ -189,8 +189,8 @@ impl Http2 {
                     Stream::Plain(socket) => over_http2(socket).await?,
                     Stream::Tls(stream) => over_http2(stream).await?,
                 };
-                // If several clients open it at once, the last one is kept. The others end with
-                // their requests.
+                // If several clients open it at the same time, the last one is kept. The others end
+                // with their requests.
                 *self.0.borrow_mut() = Some(sender.clone());
                 sender
             }

@@ -170,8 +170,8 @@ impl Load {
         }
     }
 
-    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer, or
-    /// why there is none.
+    /// Records a request that was not accepted. Status 0 means no answer. `message` is the answer,
+    /// or why there is none.
     fn refused(&self, drawn: Drawn, status: u16, message: &str) {
         self.source.results.refused(drawn, status, message);
     }

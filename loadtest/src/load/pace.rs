@@ -35,7 +35,7 @@ impl Pace {
         Ok(Self { asked })
     }
 
-    /// Returns at `until`, or at once if that has passed.
+    /// Returns at `until`, or immediately if that has passed.
     pub(super) async fn until(&self, until: Instant) {
         if until <= Instant::now() {
             return;

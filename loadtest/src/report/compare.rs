@@ -1,7 +1,7 @@
 //! Compares two reports: the runs of the same scenario on the same system, side by side.
 //!
-//! It says which figure is better, and where the measurements differ in their conditions. It does
-//! not say whether a difference is more than chance, because that takes several runs.
+//! It says which figure is better, and how the conditions of the measurements differ. It does not
+//! say whether a difference is more than chance, because that takes several runs.
 
 mod figures;
 mod page;

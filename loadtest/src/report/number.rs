@@ -1,6 +1,6 @@
 //! Formats figures for people, with as many digits as are meaningful.
 
-/// The text in place of a missing figure.
+/// The text instead of a missing figure.
 pub const NONE: &str = "–";
 
 /// A count, in groups of three digits.

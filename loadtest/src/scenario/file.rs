@@ -182,7 +182,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
             (
                 "transport: http2",
                 "transport: topic",
-                "mix.malformed needs an answer",
+                "mix.malformed needs a response",
             ),
             ("drain: 1m", "drain: 0s", "drain must be above 0"),
             ("seed: 9", "sed: 9", "sed"),

@@ -196,7 +196,7 @@ mod tests {
         ] {
             let mut body = Vec::new();
             drawn(kind).write_operation("r", Some("a\"b"), &mut body);
-            let value: Value = serde_json::from_slice(&body).expect("it is JSON");
+            let value: Value = serde_json::from_slice(&body).expect("the text is JSON");
             assert_eq!(value["tenant"], "a\"b");
             inputs.push(value["input"].clone());
         }

@@ -45,7 +45,8 @@ pub struct Scenario {
     pub seed: u64,
     /// The offered load, in consecutive phases.
     pub phases: Vec<Phase>,
-    /// How long to wait for ends after the last intended time; with 0 only acceptance is measured.
+    /// How long to wait for operations to end after the last intended time; with 0, only acceptance
+    /// is measured.
     #[serde(default = "drain", with = "DurationText")]
     pub drain: Duration,
     /// The kinds of requests, with their weights.
@@ -60,13 +61,14 @@ pub struct Scenario {
     /// The faults of services during the run, by service.
     #[serde(default)]
     pub faults: BTreeMap<String, Faults>,
-    /// The required end of requests.
+    /// The state in which requests must end.
     #[serde(default)]
     pub expect: Expect,
     /// The limits that fail the run.
     #[serde(default)]
     pub limits: Limits,
-    /// The limits that define a rate as too high. The report names the highest rate within them.
+    /// The limits above which a rate counts as too high. The report names the highest rate within
+    /// them.
     #[serde(default)]
     pub breaking_point: Option<Strain>,
 }
@@ -85,7 +87,7 @@ pub struct Phase {
     /// The length.
     #[serde(rename = "for", with = "DurationText")]
     pub length: Duration,
-    /// Tenants with their weights, in place of the scenario's.
+    /// Tenants with their weights, instead of the scenario's.
     #[serde(default)]
     pub tenants: Option<BTreeMap<String, f64>>,
 }
@@ -109,7 +111,7 @@ pub enum Transport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Expect {
-    /// Each as its kind requires.
+    /// Each request as its kind requires.
     #[default]
     Kind,
     /// In any final state, or parked.
@@ -271,7 +273,7 @@ impl Scenario {
         {
             let kind = kind.as_str();
             return Err(format!(
-                "mix.{kind} needs an answer: the transport must not be topic"
+                "mix.{kind} needs a response: the transport must not be topic"
             ));
         }
         if self.drain.is_zero() && (self.garbage_rate > 0.0 || self.breaking_point.is_some()) {

@@ -92,7 +92,7 @@ impl Schedule {
             let within = (elapsed - part.from_seconds).clamp(0.0, part.seconds);
             let slope = (part.rate_end - part.rate) / part.seconds;
             let requests = part.rate * within + slope * within * within / 2.0;
-            // The first request is due at once.
+            // The first request is due immediately.
             let begun = if elapsed >= part.from_seconds { 1 } else { 0 };
             (requests as u64 + begun).min(part.count)
         });

@@ -1,5 +1,5 @@
-//! Other systems beside Waybill: commands that complete deliveries with five calls each to the same
-//! mock services.
+//! Other systems to compare with Waybill: commands that complete deliveries with five calls each to
+//! the same mock services.
 //!
 //! The contract: the environment of the command has `WAYBILL_LOADTEST_SERVICES` (host:port) and
 //! `WAYBILL_LOADTEST_COUNT` (the number of deliveries, five sequential HTTP steps each). The last

@@ -231,7 +231,7 @@ impl<'a> Runs<'a> {
     fn accept(&self) -> Goal {
         let cpu = self.median(ACCEPT, WAYBILL, |run| run.cpu_us(Part::Subject));
         at_most(
-            "one-by-one HTTP/1.1 acceptance, CPU a request",
+            "one-by-one HTTP/1.1 acceptance, CPU per request",
             40.0,
             cpu,
             "µs",

@@ -2,7 +2,8 @@
 //! flight, and with stored operations.
 //!
 //! What must hold: each installation is measured right after one with the defaults, and the report
-//! has the ratio of the two. A machine that becomes slower meanwhile then does not look like growth.
+//! has the ratio of the two. A machine that becomes slower in the meantime then does not look like
+//! growth.
 
 use std::fmt;
 use std::path::Path;
@@ -26,7 +27,7 @@ const GROWTH: &str = "growth";
 const DEFAULTS: &str = "defaults";
 /// The default number of partitions.
 const PARTITIONS: u32 = 4;
-/// The number of operations written at once to fill a store.
+/// The number of operations written at a time to fill a store.
 const FILL_BATCH: u64 = 2_000;
 /// The divisor of the number of deliveries in an installation with few operations in flight.
 const SHARE_OF_FEW: u64 = 20;

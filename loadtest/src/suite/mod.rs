@@ -292,7 +292,7 @@ impl<'a> Suite<'a> {
     }
 
     async fn long(&mut self, long: &Long) -> anyhow::Result<()> {
-        // In-process agents complete the deliveries meanwhile.
+        // In-process agents complete the deliveries in the meantime.
         let in_process = VARIANTS.iter().find(|variant| variant.name == IN_PROCESS);
         let variant = in_process.unwrap_or(&VARIANTS[0]);
         let mut sustained = Scenario::ad_hoc(SUSTAINED, 10_000.0, long.sustained);

@@ -63,7 +63,7 @@ pub(super) fn repeated(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     agree(harness, Rule::Repeat, operation, &sent)
 }
 
-/// Sends attempts of one step at once.
+/// Sends attempts of one step at the same time.
 pub(super) fn overlapping(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let operation = harness.operation();
     let requests = (0..AT_ONCE)
@@ -79,7 +79,7 @@ pub(super) fn overlapping(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     agree(harness, Rule::Overlap, operation, &sent)
 }
 
-/// Sends a request of an older epoch behind a newer one, and the newer one again.
+/// Sends a request of an older epoch after a newer one, and the newer one again.
 pub(super) fn older_epoch(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let operation = harness.operation();
     let mut sent = Vec::new();
@@ -178,7 +178,7 @@ pub(super) fn near_deadlines(harness: &mut Harness<'_>) -> Result<(), CheckError
     Ok(())
 }
 
-/// Sends many requests at once, without a trace context.
+/// Sends many requests at the same time, without a trace context.
 pub(super) fn burst(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let mut requests = Vec::with_capacity(harness.settings.burst);
     for _ in 0..harness.settings.burst {

@@ -15,7 +15,7 @@ const RULES_OF_UNDOING: [Rule; 5] = [
     Rule::Tombstone,
     Rule::UndoRace,
 ];
-/// How often an undo and its step are sent at once.
+/// How often an undo and its step are sent at the same time.
 const RACES: usize = 4;
 
 /// Probes before and after a step is performed.

@@ -100,8 +100,8 @@ fn is_code(code: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte))
 }
 
-/// The message for people: the service's (RFC 9457's `detail` or `title`, else the start of the
-/// body).
+/// The message for people: the service's (RFC 9457's `detail` or `title`, otherwise the start of
+/// the body).
 fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
     let explanation = ["detail", "title", "message"]
         .iter()
@@ -182,7 +182,7 @@ impl Keep {
     /// makes the outcome unknown, never failed without effect.
     pub(super) fn outcome(&self, body: &[u8]) -> Outcome {
         let unreadable = |error: serde_json::Error| {
-            let message = format!("the service's answer cannot be read: {error}");
+            let message = format!("the service's response cannot be read: {error}");
             unknown("answer-not-json", message)
         };
         let json: &RawValue = match serde_json::from_slice(body) {
@@ -197,7 +197,7 @@ impl Keep {
                     return unknown(
                         "answer-value-missing",
                         format!(
-                            "the service's answer has no value at {:?} for {:?}",
+                            "the service's response has no value at {:?} for {:?}",
                             kept.pointer, kept.name
                         ),
                     );

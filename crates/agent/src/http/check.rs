@@ -24,8 +24,8 @@ impl AgentsFile {
     ///
     /// # Errors
     ///
-    /// If an agent does not support a step, if its requests cannot be loaded, or if two have the same
-    /// name.
+    /// If an agent does not support a step, if its requests cannot be loaded, or if two have the
+    /// same name.
     pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
         self.refuse_twins()?;
         let agents = self
@@ -212,7 +212,7 @@ impl StepRequirements<'_> {
         match actions.and_then(|actions| actions.run.keep.find(output)) {
             Some(kept) => Ok(Some(kept)),
             None => Err(format!(
-                "agent {:?} keeps no {output:?} of step {:?}'s answer (`keep`)",
+                "agent {:?} keeps no {output:?} of step {:?}'s response (`keep`)",
                 supplier.agent, supplier.name
             )),
         }

@@ -22,7 +22,8 @@ use self::http2::Http2;
 use super::LoadError;
 use super::config::HttpConfig;
 
-/// The connections to one service. No redirect is followed, and no proxy is read from the environment.
+/// The connections to one service. No redirect is followed, and no proxy is read from the
+/// environment.
 #[derive(Debug)]
 pub(super) enum Client {
     Plain(legacy::Client<HttpConnector, Full<Bytes>>),

@@ -14,7 +14,7 @@ use waybill_units::DurationText;
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentsFile {
-    /// The agents, each with a name of its own.
+    /// The agents, each with its own name.
     pub agents: Vec<AgentConfig>,
 }
 

@@ -26,7 +26,7 @@ mod undo_and_probe;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A service that gives the answers of the test, and records its requests.
+/// A service that sends the responses of the test, and records its requests.
 struct Service {
     url: String,
     asked: Mutex<Vec<Asked>>,

@@ -26,7 +26,7 @@ pub(crate) fn call_of(request: StepRequest, sent: Option<Timestamp>) -> StepCall
 }
 
 /// Runs one attempt in its own span, until its deadline and with panics caught. `None` means no
-/// answer. The request came through `topic`, or from the scheduler directly.
+/// answer. The request arrived through `topic`, or from the scheduler directly.
 pub(crate) async fn perform(
     handler: &dyn Handler,
     call: &mut StepCall,

@@ -25,7 +25,7 @@ use super::{StartError, check_names};
 use crate::handler::{Handler, StepCall};
 use crate::metrics::{self, AgentMetrics};
 
-/// Approximate memory that a request takes beside its input.
+/// Approximate memory that a request takes excluding its input.
 const REQUEST_BYTES: usize = 512;
 
 /// How often to check whether the last attempt has ended.
@@ -63,8 +63,8 @@ struct Agent<T> {
 }
 
 impl<T: Send + 'static> DirectAgents<T> {
-    /// Starts agents: names and handlers, which run on the current tokio runtime. `notify` is called from there
-    /// when there are answers to [take](Self::take_answers), and must not block.
+    /// Starts agents: names and handlers, which run on the current tokio runtime. `notify` is
+    /// called from there when there are answers to [take](Self::take_answers), and must not block.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 //! The newest owner of each shard that has sent requests to this process.
 //!
-//! Why: a superseded owner may not know it yet, and its requests may arrive late, because its
+//! Why: a superseded owner might not know it yet, and its requests may arrive late, because its
 //! machine was suspended or a client buffered the record. Its successor requests all remaining
 //! steps again, so an older owner's request is refused.
 

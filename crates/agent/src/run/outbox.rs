@@ -129,7 +129,7 @@ impl Outbox {
         })
     }
 
-    /// Sends a record, or keeps it for [`Outbox::send_kept`] while there is no room. Never blocks.
+    /// Sends a record, or keeps it for [`Outbox::send_kept`] if the queue is full. Never blocks.
     pub(super) fn send(&self, outgoing: Outgoing) {
         self.dispatch(Arc::new(outgoing));
     }

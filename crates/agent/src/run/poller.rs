@@ -51,7 +51,7 @@ impl Signal {
             .compare_exchange(Self::RUN, Self::DRAIN, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Stop at once.
+    /// Stop immediately.
     pub(super) fn abandon(&self) {
         self.0.store(Self::ABANDON, Ordering::Relaxed);
     }
@@ -196,7 +196,7 @@ impl Poller {
         ended
     }
 
-    /// Retries requests that could not be decoded yet, and holds further records back while some
+    /// Retries requests that could not be decoded yet, and holds additional records back while some
     /// remain. Returns whether the consumer may be polled.
     fn hold(&self, intake: &mut Intake) -> bool {
         intake.read_waiting();
@@ -310,7 +310,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 }
 
 impl Shared {
-    /// Answers that the agent has no room or time for an attempt.
+    /// Answers that the agent has no capacity or time for an attempt.
     pub(super) fn refuse(&self, agent: &Agent, no_room: &NoRoom<Source>) {
         let Work { call, source, .. } = &no_room.work;
         self.answer(agent, call, no_room.outcome(), *source);

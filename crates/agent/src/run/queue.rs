@@ -58,7 +58,7 @@ pub(super) struct Next<S> {
     pub(super) has_time: bool,
 }
 
-/// A step call for which there is no room or no time.
+/// A step call for which the agent has no capacity or no time.
 #[derive(Debug)]
 pub(super) struct NoRoom<S> {
     pub(super) work: Work<S>,
@@ -67,8 +67,7 @@ pub(super) struct NoRoom<S> {
 }
 
 impl<S> NoRoom<S> {
-    /// For work that has waited too long. Most of the work behind it is as old, and is refused
-    /// soon.
+    /// For work that has waited too long. Most of the work after it is as old, and is refused soon.
     pub(super) fn too_late(work: Work<S>) -> Self {
         Self {
             work,
@@ -262,7 +261,7 @@ mod tests {
         queue
     }
 
-    /// Adds work that came this long ago, with this much time until complete-by.
+    /// Adds work that arrived this long ago, with this much time until complete-by.
     fn push(queue: &Queue<u32>, source: u32, waited: Duration, complete_within: Duration) {
         let received = Instant::now() - waited;
         let call = StepCall {

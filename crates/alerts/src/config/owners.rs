@@ -16,8 +16,8 @@ use super::{EmailConfig, EmailTls, WebhookConfig};
 pub struct OwnersConfig {
     /// Messages to one contact within an hour of the first; further ones are counted and not sent.
     pub messages_per_hour_max: u32,
-    /// Contacts that one process notifies within an hour on one channel. Beyond it no further ones
-    /// are notified until the hour of another has ended.
+    /// Contacts that one process notifies within an hour on one channel. At the limit, no further
+    /// contact is notified until the hour of another has ended.
     pub contacts_max: usize,
     /// The e-mail channel; `null` if it is off.
     pub email: Option<OwnerEmailConfig>,

@@ -6,8 +6,8 @@
 //! which clients list all their partitions each time.
 //!
 //! **A waiting fetch keeps no part of its request.** It keeps existing partitions, each once; a
-//! fetch of anything else is answered at once. With more than some 1,600 partitions it still needs
-//! a permit for them, and waits no longer than [`COUNTED_WAIT_MAX`], so that others get one.
+//! fetch of anything else is answered immediately. With more than some 1,600 partitions it still
+//! needs a permit for them, and waits no longer than [`COUNTED_WAIT_MAX`], so that others get one.
 //!
 //! The answer is written by hand: records are read from the file straight into it.
 
@@ -60,7 +60,7 @@ impl Answered {
 
 /// A consumer that finds this many records at a time is busy, and can wait for further ones.
 const MANY_RECORDS: u64 = 8;
-/// With this many readable records the answer is sent at once: more would not make one cheaper.
+/// With this many readable records the answer is sent immediately: more would not make one cheaper.
 const ENOUGH_RECORDS: u64 = 512;
 
 impl LongPoll {
@@ -123,7 +123,7 @@ struct Wanted {
 
 /// The requested partitions of a topic, at least one.
 struct WantedTopic {
-    /// The topic's own name where it exists, otherwise a copy.
+    /// The topic's own name if it exists, otherwise a copy.
     name: Arc<str>,
     partitions: Vec<Wanted>,
 }
@@ -136,8 +136,8 @@ fn kept_bytes(wanted: &Vec<WantedTopic>) -> usize {
     wanted.capacity() * size_of::<WantedTopic>() + topics.sum::<usize>()
 }
 
-/// Collects into a list that has no room for more. `collect` alone may reuse the allocation of the request's list, of which
-/// little may be left.
+/// Collects into a list that has no room for more. `collect` alone may reuse the allocation of the
+/// request's list, of which little may be left.
 fn collect_exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut list: Vec<T> = items.collect();
     list.shrink_to_fit();
@@ -225,10 +225,10 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
     collect_exact(topics)
 }
 
-/// Denies what the login no longer allows: the fetch may have waited for long.
+/// Denies partitions that the login no longer allows: the fetch may have waited for a long time.
 fn deny_withdrawn(call: &Call, wanted: &mut [WantedTopic]) {
     for topic in wanted {
-        // Partitions that were denied at once are counted already.
+        // Partitions that were denied immediately are counted already.
         if topic
             .partitions
             .iter()

@@ -48,7 +48,7 @@ pub(crate) enum Reply {
     None,
     /// With these bytes.
     Now(Bytes),
-    /// When this is done; later requests are handled meanwhile.
+    /// When this is done; later requests are handled in the meantime.
     Later(Pending),
     /// Like `Later`. Meanwhile only this much of the request is kept.
     LaterKeeping { answer: Pending, kept_bytes: usize },
@@ -230,7 +230,8 @@ impl Call {
         allowed
     }
 
-    /// Like [`Self::may`], but counts no denial: for lists, which leave out what the login does not allow.
+    /// Like [`Self::may`], but counts no denial: for lists, which leave out entries that the login
+    /// does not allow.
     fn sees(&self, action: Action<'_>) -> bool {
         let rights = self.rights.as_ref();
         rights.is_none_or(|rights| rights.allow(action))

@@ -32,7 +32,7 @@ struct Unsynced {
     partition_at: usize,
 }
 
-/// Appends every batch at once; the answer waits until all that must be durable is.
+/// Appends every batch immediately; the answer waits until all that must be durable is.
 pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malformed> {
     add(&call.server.counters.produce_requests, 1);
     let refusal = match (request.acks, &request.transactional_id) {

@@ -30,8 +30,8 @@ pub(crate) struct GroupLimits {
     pub(crate) groups_max: usize,
     /// Members of a group.
     pub(crate) members_max: usize,
-    /// Memory of all groups, in bytes, as [`Group::bytes`] counts it. Members may join up to three quarters of it; the
-    /// last quarter is for assignments, so that groups which are there go on.
+    /// Memory of all groups, in bytes, as [`Group::bytes`] counts it. Members may join up to three
+    /// quarters of it; the last quarter is for assignments, so that existing groups continue.
     pub(crate) bytes_max: usize,
 }
 
@@ -157,7 +157,8 @@ impl Coordinator {
         locked(&self.groups).by_name.get(group).map(Group::describe)
     }
 
-    /// How many groups have members, how many the largest has, and what all of them hold in memory, in bytes.
+    /// How many groups have members, how many the largest has, and what all of them hold in memory,
+    /// in bytes.
     pub(crate) fn totals(&self) -> (usize, usize, usize) {
         let groups = locked(&self.groups);
         let most = groups.by_name.values().map(Group::len).max();

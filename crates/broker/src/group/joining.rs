@@ -12,7 +12,8 @@ use super::member::Member;
 use super::messages::{Join, JoinAnswer};
 use super::state::{Group, State};
 
-/// Assignment protocols of one member. Each is compared with each of every other member; clients have two or three.
+/// Assignment protocols of one member. Each is compared with each of every other member; clients
+/// have two or three.
 const PROTOCOLS_MAX: usize = 32;
 
 impl Group {

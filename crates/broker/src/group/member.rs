@@ -24,7 +24,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// The memory behind its fields, in bytes.
+    /// The heap memory of its fields, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let ids = [&self.id, &self.client_id, &self.client_host];
         ids.map(|id| id.len()).iter().sum::<usize>()

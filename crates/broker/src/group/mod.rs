@@ -1,7 +1,8 @@
 //! Consumer groups: the classic protocol, in which one member computes the assignment.
 //!
-//! `state` (with `joining` and `member`) is the state machine of one group: `messages` and the time go in,
-//! answers come out through one-shot channels. `coordinator` holds all groups and drives their time-outs.
+//! `state` (with `joining` and `member`) is the state machine of one group: `messages` and the time
+//! go in, answers come out through one-shot channels. `coordinator` holds all groups and drives
+//! their time-outs.
 
 mod coordinator;
 mod joining;

@@ -10,8 +10,8 @@
 //!
 //! What must hold: members of one generation get assignments of that generation only; a static
 //! member (one with an instance id) that comes back with the same subscription takes over its
-//! predecessor's assignment at once, and the predecessor is fenced; a member that is waiting for
-//! an answer does not lose its session.
+//! predecessor's assignment immediately, and the predecessor is fenced; a member that is waiting
+//! for an answer does not lose its session.
 //!
 //! The broker keeps no members over a restart: it rejects them as unknown, and they join again.
 
@@ -91,7 +91,8 @@ impl Group {
             + promised.sum::<usize>()
     }
 
-    /// The memory of the member that joins again by `join`, without its assignment; 0 if it is unknown.
+    /// The memory of the member that joins again by `join`, without its assignment; 0 if it is
+    /// unknown.
     pub(crate) fn bytes_of(&self, join: &Join) -> usize {
         let known = self
             .members

@@ -230,7 +230,7 @@ fn a_leader_that_never_sends_the_assignment_is_removed() {
 }
 
 #[test]
-fn a_static_member_takes_over_at_once_and_its_predecessor_is_fenced() {
+fn a_static_member_takes_over_immediately_and_its_predecessor_is_fenced() {
     let mut f = Fixture::new();
     let mut first = f.ask_join(join(&StrBytes::new(), Some("one")));
     let old = first.try_recv().unwrap().unwrap();

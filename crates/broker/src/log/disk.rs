@@ -1,7 +1,8 @@
 //! The file operations of a log, in one place, so that tests can make each of them fail.
 //!
-//! What must hold: **a file whose sync failed once never syncs again.** The kernel reports a failed write-back once
-//! and then takes the pages for clean, so a later sync of the same file would succeed without having written them.
+//! What must hold: **a file whose sync failed once never syncs again.** The kernel reports a failed
+//! write-back once and then takes the pages for clean, so a later sync of the same file would
+//! succeed without having written them.
 //!
 //! In tests, [`faults`] makes the next operations in a directory fail. Other builds have no checks.
 
@@ -36,7 +37,7 @@ pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Whether the file system of `dir` has room, tested with a file beside it. Blocks.
+/// Whether the file system of `dir` has room, tested with a file next to it. Blocks.
 pub(crate) fn has_room(dir: &Path) -> io::Result<bool> {
     let path = dir.with_extension("probe");
     let written = File::create(&path).and_then(|mut file| {
@@ -154,8 +155,8 @@ impl LogFile {
 
     /// Writes the whole batches from `from` to `to` again, byte for byte, and syncs them.
     ///
-    /// After a failed sync the kernel may keep pages that it considers clean although the disk never received them. The
-    /// next sync writes only what is written again.
+    /// After a failed sync the kernel may keep pages that it considers clean although the disk
+    /// never received them. The next sync writes only the pages that are written again.
     pub(crate) fn rewrite(&self, from: u64, to: u64) -> io::Result<()> {
         // A file that is open for appending ignores positions.
         let writer = OpenOptions::new().write(true).open(&self.path)?;

@@ -6,12 +6,12 @@
 //!
 //! What must hold:
 //!
-//! * **A failed sync or write takes the partition offline**, with the reason, until the broker is started again.
-//!   What was not synced by then is never shown.
+//! * **A failed sync or write takes the partition offline**, with the reason, until the broker is
+//!   started again. Records that were not synced by then are never shown.
 //! * **A full disk does not.** If a write reports it, the partial batch is cut off and refused, and
 //!   the next one is tried like any other. If a sync reports it, nothing more is acknowledged or
 //!   appended, and another `Partition` replaces this one once there is room (see
-//!   `Topics::reopen_full`): opened as at a start, which rewrites what was not synced.
+//!   `Topics::reopen_full`): opened as at a start, which rewrites the part that was not synced.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -36,7 +36,8 @@ use crate::{TopicConfig, locked};
 
 /// Positions of the newest batches, so that consumers near the end need no scan.
 const RECENT_MAX: usize = 256;
-/// Damaged batches of a partition that are reported once each. Further ones are counted and logged on every read.
+/// Damaged batches of a partition that are reported once each. Further ones are counted and logged
+/// on every read.
 const DAMAGED_MAX: usize = 64;
 
 /// The limits and handles that partitions share.

@@ -3,7 +3,7 @@
 //!
 //! What must hold: a repetition of any of a producer's last five batches is answered with the
 //! offset that it got first, also after a restart. The state is rebuilt from batch headers, so
-//! nothing here is written by itself; a closed segment's index carries a copy of it.
+//! nothing here is written separately; a closed segment's index carries a copy of it.
 
 use std::collections::{HashMap, VecDeque};
 

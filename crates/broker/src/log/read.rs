@@ -95,8 +95,8 @@ impl Partition {
         Ok(cursor.end - cursor.position)
     }
 
-    /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`,
-    /// but the first one even if it is larger where `first_whole` says so.
+    /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`, but
+    /// the first one even if it is larger, if `first_whole` is set.
     pub(crate) fn read(
         &self,
         offset: i64,
@@ -176,9 +176,9 @@ impl Partition {
         Ok(None)
     }
 
-    /// The offset and timestamp of the first record with the largest timestamp; `None` in an empty log. The
-    /// records of a compressed batch are not decoded: there it is the first record if that one has the
-    /// timestamp, and the last one otherwise.
+    /// The offset and timestamp of the first record with the largest timestamp; `None` in an empty
+    /// log. The records of a compressed batch are not decoded: there it is the first record if that
+    /// one has the timestamp, and the last one otherwise.
     pub(crate) fn largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
         self.find_largest_timestamp()
             .inspect_err(|error| self.note_damage(error))
@@ -227,7 +227,7 @@ impl Partition {
     }
 
     /// The segments with visible records, in order, with the largest timestamp of completely
-    /// visible ones, from the index. The others, at the ends of the log, have to be read.
+    /// visible ones, from the index. The others, at the ends of the log, must be read.
     fn visible_segments(
         &self,
         log_start: i64,
@@ -298,7 +298,8 @@ impl Partition {
     }
 }
 
-/// The first batch from the cursor on whose header is `wanted`; the end of the segment if there is none.
+/// The first batch from the cursor on whose header is `wanted`; the end of the segment if there is
+/// none.
 fn seek(
     mut cursor: BatchCursor,
     mut wanted: impl FnMut(&BatchHeader) -> bool,

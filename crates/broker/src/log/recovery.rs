@@ -1,8 +1,9 @@
-//! Determines what a partition's directory holds.
+//! Determines the contents of a partition's directory.
 //!
-//! A closed segment is not read if its valid index fits its length and the next segment's name: its batches are checked
-//! whenever they are read. Everything else, always including the active segment, is read and checked batch by batch.
-//! So a start reads the active segment of each partition.
+//! A closed segment is not read if its valid index fits its length and the next segment's name: its
+//! batches are checked whenever they are read. Everything else, always including the active
+//! segment, is read and checked batch by batch. So a start reads the active segment of each
+//! partition.
 //!
 //! What must hold:
 //!
@@ -225,7 +226,7 @@ impl Segment {
             .map_err(LogError::of("cannot cut", &path))
     }
 
-    /// Rewrites, and syncs, what is not known to be synced.
+    /// Rewrites and syncs the part that is not known to be synced.
     fn write_again(&self, synced_end: Option<i64>) -> Result<(), LogError> {
         let index = &self.index;
         let synced_end = synced_end.unwrap_or(0).max(index.base);
@@ -245,7 +246,7 @@ impl Segment {
             .and_then(|encoded| IndexFile::store(dir, self.index.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
-                tracing::warn!(path = %path.display(), %error, "no room for the index of a closed segment");
+                tracing::warn!(path = %path.display(), %error, "the disk is full: could not write the index of a closed segment");
                 Ok(())
             }
             stored => stored.map_err(LogError::of("cannot write", &path)),
@@ -256,6 +257,6 @@ impl Segment {
 /// Removes a segment that follows a torn tail and holds nothing valid.
 fn remove_empty(dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
-    tracing::warn!(path = %path.display(), "removed a segment without a valid batch behind a torn tail");
+    tracing::warn!(path = %path.display(), "removed a segment without a valid batch after a torn tail");
     fs::remove_file(&path).map_err(LogError::of("cannot remove", &path))
 }

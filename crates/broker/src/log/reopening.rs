@@ -24,7 +24,7 @@ impl Partition {
             self.fail("sync", error);
             return;
         }
-        // Under the lock, so that no append is under way afterwards.
+        // Under the lock, so that no append is in progress afterwards.
         let log = locked(&self.log);
         let was_online = self.condition.compare_exchange(
             Condition::Online as u8,

@@ -2,11 +2,11 @@
 //!
 //! What must hold:
 //!
-//! * **Nothing happens by itself.** Only [`Repair::apply`] changes files; a plan reports the
+//! * **Nothing happens on its own.** Only [`Repair::apply`] changes files; a plan reports the
 //!   damage.
-//! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans their offsets, as in a
-//!   compacted log: consumers continue behind it.
-//! * **Damaged bytes are kept aside** in files of their own, before the log is changed.
+//! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans
+//!   their offsets, as in a compacted log: consumers continue after it.
+//! * **Damaged bytes are saved** in separate files before the log is changed.
 //! * **An interrupted repair does no harm**: a segment is replaced as a whole; a retry does the
 //!   rest.
 
@@ -94,7 +94,8 @@ impl Repair {
         self.segments.iter().flat_map(Segment::dropped)
     }
 
-    /// Drops it. The damaged bytes are kept in files in `aside`, whose names are `base offset-position.damaged`.
+    /// Drops it. The damaged bytes are kept in files in `aside`, whose names are
+    /// `base offset-position.damaged`.
     pub(crate) fn apply(&self, aside: &Path) -> Result<(), LogError> {
         for segment in &self.segments {
             if segment.dropped().next().is_none() {

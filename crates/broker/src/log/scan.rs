@@ -1,4 +1,4 @@
-//! Reading a segment batch by batch, and looking for the next valid batch behind a damaged one.
+//! Reading a segment batch by batch, and looking for the next valid batch after a damaged one.
 
 use std::io;
 use std::ops::Range;
@@ -22,7 +22,7 @@ const CHECKS_PER_BYTE: u64 = 16;
 pub(super) struct Boundary {
     /// The position in bytes.
     pub(super) position: u64,
-    /// The first offset behind it.
+    /// The first offset after it.
     pub(super) offset: i64,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn verify(file: &LogFile, base: i64, bytes: u64) -> io::Result<Option
 }
 
 /// Reads the batches from `start` to `end`, checks each, and passes their headers on. Returns the
-/// boundary behind the last valid one that follows the one before.
+/// boundary after the last valid batch that directly follows its predecessor.
 pub(super) fn walk(
     file: &LogFile,
     start: Boundary,
@@ -114,7 +114,7 @@ pub(super) fn walk(
     }
 }
 
-/// A batch that was found behind damaged bytes.
+/// A batch that was found after damaged bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Found {
     pub(super) boundary: Boundary,
@@ -280,7 +280,7 @@ mod tests {
         let (file, _, _) = filled_segment(dir.path(), 1);
         let front = std::fs::read(file.path()).unwrap()[..HEADER_BYTES].to_vec();
         let path = dir.path().join("fronts");
-        // More than is read at a time, so that a checksum has to read.
+        // More than one read returns, so that the checksum needs several reads.
         let mut fronts = front.repeat(4 * READ_BYTES / HEADER_BYTES);
         let bytes = fronts.len();
         for (n, front) in fronts.chunks_exact_mut(HEADER_BYTES).enumerate() {

@@ -1,11 +1,11 @@
 //! One segment file with its sparse index.
 //!
-//! A segment is named after the offset of its first record. The active (last) one is appended to;
-//! a closed one never changes again and has an index file beside it, which also holds the state
-//! of the partition's producers at the segment's end. An index file is written only after its
-//! segment was synced, so a closed segment with a valid index needs no scan. The active segment gets one at an
-//! orderly shutdown, for its producers: it is valid for exactly the length that the segment had then, and the next
-//! start still reads the segment.
+//! A segment is named after the offset of its first record. The active (last) one is appended to; a
+//! closed one never changes again and has an index file next to it, which also holds the state of
+//! the partition's producers at the segment's end. An index file is written only after its segment
+//! was synced, so a closed segment with a valid index needs no scan. The active segment gets one at
+//! an orderly shutdown, for its producers: it is valid for exactly the length that the segment had
+//! then, and the next start still reads the segment.
 
 use std::fs::{self, File};
 use std::io;
@@ -114,8 +114,8 @@ impl SegmentIndex {
         )
     }
 
-    /// A batch at or before the first one with a timestamp of at least `timestamp`: its position and its first
-    /// offset.
+    /// A batch at or before the first one with a timestamp of at least `timestamp`: its position
+    /// and its first offset.
     pub(super) fn batch_before_time(&self, timestamp: i64) -> (u64, i64) {
         self.entry_before(
             self.entries
@@ -166,7 +166,7 @@ impl IndexFile {
         (file.index.base == base && file.index.bytes == segment_bytes).then_some(file)
     }
 
-    /// Writes an encoded index beside its segment; readers see all of it or nothing.
+    /// Writes an encoded index next to its segment; readers see all of it or nothing.
     pub(super) fn store(dir: &Path, base: i64, encoded: &[u8]) -> io::Result<()> {
         let path = index_path(dir, base);
         disk::replace(&path, &path.with_extension("index.new"), encoded)

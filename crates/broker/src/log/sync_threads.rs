@@ -1,12 +1,12 @@
-//! Group commit: one thread syncs all waiting partitions at once.
+//! Group commit: one thread syncs all waiting partitions together.
 //!
 //! A partition that needs a sync queues itself, once. The sync thread takes all queued partitions,
 //! syncs each and wakes all waiting requests; later appends go into the next round. So the disk's
 //! own pace decides how much one sync covers, and no timer is needed.
 //!
-//! A second thread does what no request waits for: it indexes closed segments, syncs those of
-//! topics that are not synced, starts write-back of growing ones, and stores how far partitions are
-//! synced. It retries what failed for lack of space.
+//! A second thread does the work that no request waits for: it indexes closed segments, syncs those
+//! of topics that are not synced, starts write-back of growing ones, and stores how far partitions
+//! are synced. It retries what failed for lack of space.
 
 use std::collections::VecDeque;
 use std::io;
@@ -99,7 +99,7 @@ impl SyncQueue {
         self.counters.disk_full.fetch_add(1, Relaxed);
     }
 
-    /// A partition has to be opened again once its disk has room.
+    /// A partition must be opened again once its disk has room.
     pub(crate) fn report_full(&self) {
         self.full.notify_one();
     }
@@ -166,7 +166,7 @@ impl SyncThreads {
 }
 
 impl Drop for SyncThreads {
-    /// Lets the threads finish what is queued.
+    /// Lets the threads finish the queued work.
     fn drop(&mut self) {
         // The first thread queues work for the second one.
         let stops: [fn(&SyncQueue); 2] = [|queue| queue.dirty.stop(), |queue| queue.chores.stop()];
@@ -220,7 +220,7 @@ struct Chores<'a> {
     queue: &'a SyncQueue,
     /// Segments whose index did not fit on the disk.
     unindexed: Vec<Closing>,
-    /// Partitions whose synced end has moved. It is stored for many at once.
+    /// Partitions whose synced end has moved. It is stored for many together.
     moved: Vec<Arc<Partition>>,
     /// Whether some recorded ends are not stored.
     is_unstored: bool,
@@ -271,7 +271,7 @@ impl<'a> Chores<'a> {
         // A partition that failed has said so itself.
         if let Err(NotClosed::Full(error)) = partition.finish_closing(&mut closing) {
             if self.unindexed.is_empty() {
-                tracing::warn!(%error, "no room for the index of a closed segment; retrying");
+                tracing::warn!(%error, "the disk is full: could not write the index of a closed segment; retrying");
             }
             self.unindexed.push(closing);
         }
@@ -331,8 +331,8 @@ impl<T> Queue<T> {
         self.filled.notify_one();
     }
 
-    /// Waits for items, for no longer than `patience` if that is given, and takes them all; `None` when stopped and
-    /// empty.
+    /// Waits for items, for no longer than `patience` if that is given, and takes them all; `None`
+    /// when stopped and empty.
     fn take(&self, patience: Option<Duration>) -> Option<VecDeque<T>> {
         let until = patience.map(|patience| Instant::now() + patience);
         let mut state = locked(&self.state);

@@ -2,8 +2,8 @@
 //!
 //! What must hold: **it may lag, but it never leads.** An end is recorded after its sync has
 //! succeeded, and stored within [`STORE_EVERY`] or at an orderly shutdown, never on the path of a
-//! produce request. So if a log loses its end, only the loss of what was acknowledged in the last
-//! second before the broker died is not noticed.
+//! produce request. So if a log loses its end, only the loss of records that were acknowledged in
+//! the last second before the broker died is not noticed.
 //!
 //! On disk: two files that are written in turn, each with a rising number and a checksum. If the
 //! machine dies while one is being written, the other is valid, only older.
@@ -49,7 +49,7 @@ struct Stored {
 }
 
 impl SyncedEnds {
-    /// Reads what is stored in `dir`; empty if nothing can be read.
+    /// Reads the record stored in `dir`; empty if nothing can be read.
     pub(crate) fn load(dir: &Path) -> Self {
         let newest = newest(dir).unwrap_or_else(|Unreadable| {
             tracing::warn!(

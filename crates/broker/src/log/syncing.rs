@@ -1,11 +1,11 @@
-//! Syncing a partition, and what follows: requests that wait are answered, closed segments are
-//! indexed, and the synced end is recorded.
+//! Syncing a partition, and the work that follows: requests that wait are answered, closed segments
+//! are indexed, and the synced end is recorded.
 //!
 //! What must hold:
 //!
 //! * **One thread syncs a file.** The sync thread owns a synced topic's files, and any that it ever
 //!   synced, until they are durable. The closing thread then indexes them, and syncs all others.
-//! * **What was not synced is never shown** to the readers of a topic that is synced.
+//! * **Records that were not synced are never shown** to the readers of a topic that is synced.
 //! * **No sync is retried.** After a failed one, a later one may succeed without writing the lost
 //!   data. After a full disk, the log is opened again instead.
 
@@ -54,7 +54,7 @@ impl Unwritten {
 /// Why a closed segment has no index yet.
 #[derive(Debug)]
 pub(crate) enum NotClosed {
-    /// There is no room for it: it can be tried again.
+    /// The disk is full; a retry may succeed.
     Full(io::Error),
     /// The partition is no longer written.
     Failed,
@@ -254,7 +254,7 @@ impl Partition {
             .and_then(|encoded| IndexFile::store(&self.dir, log.active.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
-                tracing::warn!(topic = %self.topic, partition = self.index, %error, "no room for an index");
+                tracing::warn!(topic = %self.topic, partition = self.index, %error, "the disk is full: could not write an index");
                 Ok(())
             }
             stored => stored.map_err(LogError::of("cannot write the index in", &self.dir)),

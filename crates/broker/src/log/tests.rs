@@ -25,7 +25,7 @@ const KEY: ([u8; 16], i32) = ([7; 16], 0);
 /// Longer than anything here takes; only a failing test waits for it.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// A partition with the threads that serve it, in a directory of its own.
+/// A partition with the threads that serve it, in its own directory.
 struct Fixture {
     partition: Arc<Partition>,
     syncs: Arc<SyncQueue>,
@@ -130,7 +130,10 @@ async fn a_failed_sync_takes_the_partition_offline_and_its_records_stay_invisibl
     assert!(fixture.produce().await.unwrap());
     let before = fixture.read().unwrap();
     faults::plan(dir.path(), Op::Sync, EIO, 1);
-    assert!(!fixture.produce().await.unwrap(), "it is not acknowledged");
+    assert!(
+        !fixture.produce().await.unwrap(),
+        "the record is not acknowledged"
+    );
     let cause = fixture.until_offline().await;
     assert!(
         cause.contains("cannot sync partition 0 of topic t"),

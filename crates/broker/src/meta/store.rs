@@ -32,7 +32,7 @@ const JOURNAL_BYTES: u64 = 64 << 20;
 
 /// How long to wait after a try to open it again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
-/// Within this time, a second background failure although there is room is not for lack of space.
+/// Within this time, per second background failure although there is room is not for lack of space.
 const SAME_FAULT: Duration = Duration::from_secs(60 * 60);
 
 /// The store and its tables.
@@ -91,7 +91,7 @@ pub(super) struct Reopening {
     path: PathBuf,
     /// `None` while it could not be opened again.
     store: RwLock<Option<Arc<Store>>>,
-    /// Whether it has to be opened again before it takes a write.
+    /// Whether it must be opened again before it takes a write.
     is_due: AtomicBool,
     failures: Mutex<Failures>,
 }
@@ -174,7 +174,7 @@ impl Reopening {
         let mut slot = self.store.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = slot.take() {
             match Arc::try_unwrap(store) {
-                // It has to be closed before it is opened.
+                // It must be closed before it is opened.
                 Ok(store) => drop(store),
                 // The store is in use, by a backup for instance.
                 Err(store) => {
@@ -215,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// Whether the store is opened again before its next use, after a write has failed with `error`.
+    /// Whether the store is opened again before its next use, after a write has failed with
+    /// `error`.
     fn is_reopened_after(reopening: &Reopening, error: fjall::Error) -> bool {
         let store = reopening.get().unwrap();
         let before: Weak<Store> = Arc::downgrade(&store);

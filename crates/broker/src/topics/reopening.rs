@@ -9,7 +9,7 @@ use crate::locked;
 use crate::log::{Condition, has_room, is_full};
 
 impl Topics {
-    /// Resolves when partitions have to be [opened again](Self::reopen_full).
+    /// Resolves when partitions must be [opened again](Self::reopen_full).
     pub(crate) async fn full(&self) {
         self.limits.syncs.full().await;
     }

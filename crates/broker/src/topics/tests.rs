@@ -206,9 +206,9 @@ async fn a_batch_not_synced_on_a_full_disk_is_rewritten_before_it_is_acknowledge
         fixture.fails(Op::Sync, errno);
         let old = fixture.partition();
         assert_eq!(fixture.append(1).unwrap().sync_to, Some(2));
-        assert!(!is_synced(&old, 2).await, "it is not acknowledged");
+        assert!(!is_synced(&old, 2).await, "the record is not acknowledged");
         assert_eq!(old.condition(), Condition::Full);
-        // A repeated batch is no better than a new one, and reads go on.
+        // A repeated batch is no better than a new one, and reads continue.
         for sequence in [1, 2] {
             let refused = fixture.append(sequence).unwrap_err();
             assert!(matches!(refused, AppendError::Full), "{refused}");
@@ -292,7 +292,7 @@ async fn a_partition_recovers_from_a_full_disk_at_the_end_of_a_segment() {
             fixture.append(2).unwrap();
             fixture.until(Condition::Full).await;
             assert!(matches!(fixture.append(3), Err(AppendError::Full)));
-            // Neither a client nor retention removes a segment meanwhile.
+            // Neither a client nor retention removes a segment in the meantime.
             let old = fixture.partition();
             assert_eq!(old.delete_records(2).unwrap(), 2);
             fixture.topics.apply_retention_at(MINUTE_MS);

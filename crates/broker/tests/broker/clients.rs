@@ -192,7 +192,7 @@ async fn an_idempotent_producer_survives_a_broker_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions_are_refused_at_once() {
+async fn transactions_are_refused_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let producer = producer(broker.address(), &[("transactional.id", "tx")]);
@@ -203,7 +203,7 @@ async fn transactions_are_refused_at_once() {
     assert!(refused.is_err());
     assert!(
         started.elapsed() < BOUND / 2,
-        "it was tried again and again"
+        "the request was retried repeatedly"
     );
     assert!(broker.shutdown().await);
 }
@@ -380,8 +380,9 @@ async fn assigned(consumers: &[&StreamConsumer], expected: &[usize]) {
     .await;
 }
 
-/// Leaves the group before the client ends. One that ends while its group rebalances can hang for ever: librdkafka drops
-/// the request to give partitions up when the member has just left, and the application waits for its reply.
+/// Leaves the group before the client ends. One that ends while its group rebalances can hang for
+/// ever: librdkafka drops the request to give partitions up when the member has just left, and the
+/// application waits for its reply.
 async fn leave(consumer: StreamConsumer) {
     consumer.unsubscribe();
     assigned(&[&consumer], &[0]).await;

@@ -1,4 +1,5 @@
-//! Every file of the broker's metadata, damaged in every way that is likely: nothing of it is lost silently.
+//! Every file of the broker's metadata, damaged in every way that is likely: nothing of it is lost
+//! silently.
 
 use std::error::Error;
 use std::fs;
@@ -49,8 +50,8 @@ impl Sample {
         Self { dir, entries }
     }
 
-    /// Starts a broker on a copy of the directory with one changed file, or without it. Returns whether it starts, and has all
-    /// metadata.
+    /// Starts a broker on a copy of the directory with one changed file, or without it. Returns
+    /// whether it starts, and has all metadata.
     async fn starts_with(&self, file: &Path, bytes: Option<&[u8]>, has_copies: bool) -> bool {
         let dir = temporary();
         copy_dir(self.dir.path(), dir.path());
@@ -94,7 +95,7 @@ async fn start(dir: &Path) -> Result<Broker, StartError> {
     Broker::start(config).await
 }
 
-/// All metadata but what changes by itself.
+/// All metadata but what changes on its own.
 fn entries(broker: &Broker) -> Vec<Entry> {
     let snapshot = broker.logs().snapshot().unwrap();
     let entries = snapshot.meta().map(Result::unwrap);

@@ -1,4 +1,4 @@
-//! kcat against the broker, where it is installed.
+//! kcat against the broker, if kcat is installed.
 
 use std::net::SocketAddr;
 use std::process::{Output, Stdio};

@@ -121,7 +121,7 @@ async fn first(
 ) -> Result<i64, KafkaError> {
     let mut config = client(broker.address(), &as_user(user, PASSWORD));
     config.remove("message.timeout.ms");
-    // librdkafka asks for the coordinator of any group, also where it joins none.
+    // librdkafka requests the coordinator of any group, even if it joins none.
     config.set("group.id", "agents");
     tokio::task::spawn_blocking(move || {
         let consumer: BaseConsumer = config.create().unwrap();

@@ -1,6 +1,6 @@
 //! The same requests to the embedded broker and to Apache Kafka, frame by frame: they must get the
-//! same answers, but for those that a test lists as different, with the reason. A difference that has
-//! gone must leave its list.
+//! same answers, but for those that a test lists as different, with the reason. A difference that
+//! has gone must leave its list.
 //!
 //! Apache Kafka is the one that `WAYBILL_TEST_BROKERS` names (`HOST:PORT`). Without it these are
 //! skipped.
@@ -37,7 +37,7 @@ struct Different {
     question: &'static str,
     embedded: &'static str,
     kafka: &'static str,
-    #[expect(dead_code, reason = "it is for who reads the list")]
+    #[expect(dead_code, reason = "for readers of the list")]
     because: &'static str,
 }
 

@@ -306,7 +306,7 @@ async fn delete_records(
     (code(answer.error_code), answer.low_watermark)
 }
 
-/// The error, or the end, the log's start, and whether records came.
+/// The error, or the end, the log's start, and whether records arrived.
 async fn fetch(
     asker: &mut Asker,
     topic: &str,

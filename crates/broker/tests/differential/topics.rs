@@ -164,7 +164,7 @@ async fn settings_are_described_and_changed_as_on_kafka() {
                 question: "cleanup.policy as made: type, read-only, sensitive",
                 embedded: "(2, false, false)",
                 kafka: "(7, false, false)",
-                because: "it has one value here, where Kafka takes a list",
+                because: "the setting has one value here, and a list in Kafka",
             },
             Different {
                 question: "max.message.bytes as made: type, read-only, sensitive",
@@ -188,7 +188,7 @@ async fn settings_are_described_and_changed_as_on_kafka() {
                 question: "cleanup.policy as changed: type, read-only, sensitive",
                 embedded: "(2, false, false)",
                 kafka: "(7, false, false)",
-                because: "it has one value here, where Kafka takes a list",
+                because: "the setting has one value here, and a list in Kafka",
             },
             Different {
                 question: "max.message.bytes as changed: type, read-only, sensitive",
@@ -218,7 +218,7 @@ async fn settings_are_described_and_changed_as_on_kafka() {
                 question: "changing to nothing",
                 embedded: r#""OK""#,
                 kafka: r#""InvalidRequest""#,
-                because: "it sets the default back, as a delete does",
+                because: "the broker restores the default, as for a delete",
             },
         ],
     )

@@ -60,7 +60,7 @@ async fn slow_transfers_keep_more_than_half_while_they_progress_and_none_waits()
     let ended = || [&first_end, &second_end, &dripping_end].map(CancellationToken::is_cancelled);
     assert_eq!(ended(), [false, false, true]);
     drop(dripping);
-    // What waits needs no more than the slower of the two holds.
+    // The waiting reservation needs no more than the slower of the two holds.
     time::sleep(RECHECK_INTERVAL).await;
     let mut waiting = pin!(buffers.grow(None, 2 * MIB));
     assert!(is_ready(waiting.as_mut()).is_none());
@@ -93,7 +93,8 @@ async fn transfers_do_not_deadlock() {
 
 #[tokio::test]
 async fn requests_that_need_more_than_half_do_not_deadlock() {
-    // As two of the largest control requests do at the lowest limit, which is twice what each needs beyond its own size.
+    // As two of the largest control requests do at the lowest limit, which is twice what each needs
+    // beyond its own size.
     let buffers = Buffers::new(16 * MIB);
     let mut waiting = JoinSet::new();
     for _ in 0..8 {

@@ -1,7 +1,9 @@
-//! The container that manifests and table files are written in (`sfa`): sections, a directory of them, a trailer.
+//! The container that manifests and table files are written in (`sfa`): sections, a directory of
+//! them, a trailer.
 //!
-//! The directory is `"TOC!" · entries u32 · entries`, an entry `position u64 · length u64 · name length u16 · name`. The
-//! trailer is `"SFA!" · 1 · 0 · XXH3 of the directory u128 · its position u64 · its length u64`. Numbers are
+//! The directory is `"TOC!" · entries u32 · entries`, an entry
+//! `position u64 · length u64 · name length u16 · name`. The trailer is
+//! `"SFA!" · 1 · 0 · XXH3 of the directory u128 · its position u64 · its length u64`. Numbers are
 //! little-endian.
 
 use std::io;

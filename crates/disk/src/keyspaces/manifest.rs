@@ -1,7 +1,8 @@
 //! Which files a table consists of: `current`, and the manifest that it names.
 //!
-//! `current` is `number u64 · XXH3 of the manifest u128 · 0`. The section `tables` of a manifest is `levels u8`, each level
-//! `runs u8`, each run `files u32`, each file `number u64 · 0 · XXH3 of the file u128 · number of its oldest entry u64`.
+//! `current` is `number u64 · XXH3 of the manifest u128 · 0`. The section `tables` of a manifest is
+//! `levels u8`, each level `runs u8`, each run `files u32`, each file
+//! `number u64 · 0 · XXH3 of the file u128 · number of its oldest entry u64`.
 
 use super::archive::{Archive, Bytes};
 

@@ -1,8 +1,9 @@
 //! The files that hold entries: verifies the parts that opening reads, and restores them.
 //!
-//! A file is an archive: data blocks first, then the sections that are needed to find them. A block in those is `"LSM\x03" ·
-//! kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all
-//! of this u32`, and the rest.
+//! A file is an archive: data blocks first, then the sections that are needed to find them. A block
+//! in those is
+//! `"LSM\x03" · kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all of this u32`,
+//! and the rest.
 
 use std::fs::File;
 use std::io;
@@ -73,7 +74,7 @@ impl Table {
 /// A description of what is wrong with a file.
 type Verified = Result<(), String>;
 
-/// Verifies small files whole, and larger ones as far as `depth` says.
+/// Verifies small files completely, and larger ones to the given `depth`.
 fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, CheckError> {
     let len = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -105,7 +106,7 @@ fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
     Ok(index_start(len, level, |range| read_at(&file, range)).map(|_| ()))
 }
 
-/// Verifies the sections behind the data blocks that opening reads. Returns where they begin.
+/// Verifies the sections after the data blocks that opening reads. Returns where they begin.
 fn index_start(
     len: u64,
     level: u8,
@@ -165,7 +166,7 @@ fn are_blocks(bytes: &[u8]) -> bool {
     true
 }
 
-/// What a damaged file is restored from: the whole file, or its end from the first section behind
+/// What a damaged file is restored from: the whole file, or its end from the first section after
 /// the data blocks on. The length of the file precedes it.
 struct Copy {
     len: u64,

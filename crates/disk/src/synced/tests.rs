@@ -73,7 +73,7 @@ impl Store {
     }
 }
 
-/// A temporary directory, in memory where the system has one.
+/// A temporary directory, in memory if the system has such a file system.
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
@@ -249,7 +249,8 @@ fn a_sealed_journal_may_be_missing_once_all_of_it_is_in_tables() {
     assert_refused(with_both.path(), 1, "the active journal is deleted");
 }
 
-/// The process that `a_store_that_is_killed_at_any_moment_opens_again` kills. It prints each key once it is synced.
+/// The process that `a_store_that_is_killed_at_any_moment_opens_again` kills. It prints each key
+/// once it is synced.
 #[test]
 #[ignore = "started by another test"]
 fn writer() {

@@ -1,4 +1,4 @@
-//! Answers: small JSON documents, problems, and one stream.
+//! Responses: small JSON documents, problems, and one stream.
 
 use std::borrow::Cow;
 use std::io;
@@ -22,12 +22,12 @@ pub(super) const BODY_BYTES_MAX: usize = 64 * 1024;
 
 pub(super) type Answer = Response<AnswerBody>;
 
-/// A request that gets no answer: its connection (HTTP/1.1) or stream (HTTP/2) is closed.
+/// A request that gets no response: its connection (HTTP/1.1) or stream (HTTP/2) is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the request got no answer")]
+#[error("the request got no response")]
 pub struct Unanswered;
 
-/// The body of an answer.
+/// The body of a response.
 pub(super) enum AnswerBody {
     /// The whole body; `None` if it was sent or is empty.
     Whole(Option<Bytes>),
@@ -65,7 +65,7 @@ impl Body for AnswerBody {
     }
 }
 
-/// A JSON answer from serialized text.
+/// A JSON response from serialized text.
 pub(super) fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     with_body(
         status,
@@ -74,7 +74,7 @@ pub(super) fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     )
 }
 
-/// A JSON answer.
+/// A JSON response.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     json_text(status, to_json(value))
 }

@@ -167,8 +167,8 @@ impl Call {
         }
     }
 
-    /// Performs the call, at once or after a delay. A delayed call is performed even if the client
-    /// disconnects: that is how late actions occur.
+    /// Performs the call, immediately or after a delay. A delayed call is performed even if the
+    /// client disconnects: that is how late actions occur.
     async fn perform_after(
         self,
         delay: Duration,

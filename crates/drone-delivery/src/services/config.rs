@@ -28,9 +28,9 @@ pub struct ServicesConfig {
     /// The limit on open connections. A new one replaces a slow or idle one, or waits
     /// if there is none. One address gets at most three quarters.
     pub connections_max: usize,
-    /// Requests under way at once on all connections, beyond four that each may always have. One
-    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
-    /// `REFUSED_STREAM`.
+    /// The limit on requests in progress over all connections, not counting four for each
+    /// connection. One address gets at most three quarters. An HTTP/2 request above the limit is
+    /// refused with `REFUSED_STREAM`.
     pub requests_max: usize,
     /// Owners whose id begins with this are suspended: their deliveries are refused.
     pub suspended_prefix: String,
@@ -55,7 +55,8 @@ impl Default for ServicesConfig {
 }
 
 impl ServicesConfig {
-    /// The address of services that do not run in this process: `address`, else `listen`.
+    /// The address of services that do not run in this process: `address`, or `listen` if it is not
+    /// set.
     #[must_use]
     pub fn elsewhere(&self) -> String {
         self.address

@@ -39,7 +39,7 @@ pub struct Faults {
     /// stays. These keys are independent of those of `refuseRate`.
     #[schemars(range(min = 0, max = 1))]
     pub undo_refuse_rate: f64,
-    /// The minimum duration of every answer, in milliseconds.
+    /// The minimum duration of every response, in milliseconds.
     #[schemars(range(max = 60_000))]
     pub latency_ms: u64,
     /// The maximum additional duration, evenly distributed, in milliseconds.

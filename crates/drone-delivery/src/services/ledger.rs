@@ -139,7 +139,7 @@ pub(super) enum Run {
     Exists,
     /// The effect was undone and is not made again.
     Undone,
-    /// The undo came before the forward action.
+    /// The undo arrived before the forward action.
     UndoneFirst,
 }
 

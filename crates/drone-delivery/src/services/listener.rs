@@ -1,4 +1,4 @@
-//! The listener: connection limits and an graceful shutdown.
+//! The listener: connection limits and a graceful shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ const GATE: GateLimits = GateLimits {
     idle_timeout: Duration::from_secs(120),
 };
 
-/// The maximum number of concurrent requests per HTTP/2 connection. Agents send many at once, on
-/// few connections.
+/// The maximum number of concurrent requests per HTTP/2 connection. Agents send many at the same
+/// time, on few connections.
 const REQUESTS_PER_CONNECTION_MAX: usize = 1_024;
 
 /// How long running requests may take after the shutdown began.
@@ -50,8 +50,8 @@ impl Service for Site {
             return Ok(Problem::new(StatusCode::BAD_REQUEST, "bad-head", refusal.detail()).into());
         }
         // Agents may use any host name and send no origin. Requests of web pages must use an IP
-        // address or localhost. Another site's page can then change nothing, even if a name of its
-        // own resolves to this machine.
+        // address or localhost. Another site's page can then change nothing, even if its own name
+        // resolves to this machine.
         let (method, uri, headers) = (request.method(), request.uri(), request.headers());
         if is_from_page(headers)
             && Hosts::local(&[], false)
@@ -65,7 +65,7 @@ impl Service for Site {
     }
 }
 
-/// Serves until `stopping`, then lets running requests finish. Ends at once with `aborting`.
+/// Serves until `stopping`, then lets running requests finish. Ends immediately with `aborting`.
 pub(super) async fn listen(
     server: Server<Site>,
     stopping: CancellationToken,

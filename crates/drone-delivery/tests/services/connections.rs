@@ -19,7 +19,7 @@ async fn twice_as_many_connections_as_the_limit_do_not_block_new_ones() {
         ..config(directory.path())
     })
     .await;
-    // A new connection for each request, so that the listener has to accept it.
+    // A new connection for each request, so that the listener must accept it.
     let client = reqwest::Client::builder().pool_max_idle_per_host(0);
     site.client = client.build().unwrap();
     // Silent connections, and ones that send half a head.

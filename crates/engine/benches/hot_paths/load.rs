@@ -1,5 +1,5 @@
 //! Deliveries through an engine with simulated surroundings: agents reply in the batch after the
-//! request, and rows are durable at once.
+//! request, and rows are durable immediately.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Load {
             let batch = self
                 .engine
                 .take_batch(self.now)
-                .expect("something always follows while deliveries are under way");
+                .expect("something always follows while deliveries are in progress");
             for command in batch.commands {
                 self.execute(command);
             }

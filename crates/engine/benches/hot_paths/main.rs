@@ -28,7 +28,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// The number of records in the tracker.
 const RECORDS: i64 = 10_000;
 
-/// The number of records in progress at once.
+/// The number of concurrent records.
 const UNDER_WAY: i64 = 1_000;
 
 // Deliveries of five steps, from their requests until all have ended.

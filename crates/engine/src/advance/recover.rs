@@ -19,7 +19,7 @@ use crate::workflow::Undo;
 pub enum Verdict {
     /// The operation was changed.
     Applied,
-    /// It came too late: the state that it refers to has changed.
+    /// It arrived too late: the state that it refers to has changed.
     Void,
     /// It would time out an attempt whose reply may still be unread.
     HeldBack,
@@ -140,8 +140,8 @@ impl Advance<'_> {
             if self.state.steps[index].failed_for_good() {
                 self.step(index, StepEvent::Renew)?;
             } else if self.state.steps[index].is_under_way() {
-                // Attempts in progress beside the failure were not supervised while the operation
-                // was parked.
+                // Attempts in progress at other steps were not supervised while the operation was
+                // parked.
                 self.step(index, StepEvent::Resume)?;
                 self.ask.insert(index);
             }

@@ -19,7 +19,7 @@ use crate::time::{Stamp, Timestamp};
 ///
 /// Batches are executed in the order of their numbers, but the next one need not wait for the
 /// acknowledgements of the last. A batch without commands only marks records without effects as
-/// done; it is settled at once.
+/// done; it is settled immediately.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Batch {
     /// Its number, which [`Event::Settled`](crate::Event::Settled) gives back.
@@ -87,7 +87,7 @@ pub enum Message {
         partition: PartitionId,
         /// Over how many partitions operations are spread.
         partitions: u32,
-        /// The record as it came.
+        /// The record as it arrived.
         record: Box<ForwardRecord>,
     },
     /// To `<topic>.dlq`, with its original position and the reason.
@@ -98,7 +98,7 @@ pub enum Message {
         offset: Offset,
         /// The reason, for people.
         cause: String,
-        /// The record as it came.
+        /// The record as it arrived.
         record: Box<ForwardRecord>,
     },
 }

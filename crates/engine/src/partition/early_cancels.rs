@@ -29,7 +29,7 @@ pub(super) struct EarlyCancels {
 }
 
 impl EarlyCancels {
-    /// Remembers a cancel that came before its create.
+    /// Remembers a cancel that arrived before its create.
     pub(super) fn remember(&mut self, id: OperationId, now: Timestamp, fresh_for: Duration) {
         let kept_for = fresh_for + CLOCKS_AHEAD_MAX;
         while let Some(&(at, oldest)) = self.order.front()

@@ -9,7 +9,7 @@ use crate::time::Stamp;
 /// An input of [`PartitionEngine::apply`](super::PartitionEngine::apply).
 ///
 /// Offsets of one source arrive in ascending order. An offset that was given before is ignored. An
-/// offset that never comes (a compacted, control or skipped record) counts as done.
+/// offset that never arrives (a compacted, control or skipped record) counts as done.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// A request that belongs to this partition. It waits for
@@ -37,7 +37,7 @@ pub enum Event {
         reply: StepReply,
     },
     /// A reply of an agent that the loop of this engine called without a topic. It has no offset,
-    /// and comes at most once.
+    /// and occurs at most once.
     DirectReply(StepReply),
     /// A record of `recovery` that belongs to this partition.
     Recovery {
@@ -56,7 +56,7 @@ pub enum Event {
         fingerprint: u64,
         /// Why it cannot be decoded.
         cause: String,
-        /// The record as it came.
+        /// The record as it arrived.
         record: Box<ForwardRecord>,
     },
     /// A record whose operation belongs to another partition. It is rerouted once, with a mark; the
@@ -74,11 +74,11 @@ pub enum Event {
         partitions: u32,
         /// Whether it has the mark of an earlier reroute with that number of partitions.
         already_rerouted: bool,
-        /// The record as it came.
+        /// The record as it arrived.
         record: Box<ForwardRecord>,
     },
     /// Records that this shard skips: they belong to another shard, or a shard that it follows has
-    /// done them. All records up to this offset that were not given are done at once.
+    /// done them. All records up to this offset that were not given are done immediately.
     Passed {
         /// The topic that they were read from.
         source: Source,
@@ -117,7 +117,7 @@ pub enum Event {
     /// Replies were read up to here, although the last records below it are never delivered
     /// (control records, or compacted ones).
     InboxRead(Offset),
-    /// Time has passed: handle what is due.
+    /// Time has passed: handle due work.
     Tick,
 }
 

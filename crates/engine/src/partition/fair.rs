@@ -3,7 +3,7 @@
 //! What must hold: **no tenant waits for another's backlog.** While requests of both priorities
 //! wait, `weight` high-priority ones are admitted for each normal one. Within a priority the
 //! tenants are admitted in rotation, one request each. Requests of one tenant in one priority keep
-//! their order, so that a cancel stays behind its create. A cancel in another tenant's name, which
+//! their order, so that a cancel stays after its create. A cancel in another tenant's name, which
 //! only a direct writer to the topic can send, waits in the queue of its create. Otherwise it could
 //! be admitted first and keep the create out.
 //!
@@ -304,7 +304,7 @@ mod tests {
             .find(priority, Offset(1))
             .map(|queued| queued.request.clone())
         else {
-            panic!("it is one");
+            panic!("the request at offset 1 is an amendment");
         };
         queue.push(of("a", 3, None));
         queue.push(of("thief", 4, Some(amend)));

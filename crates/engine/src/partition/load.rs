@@ -1,4 +1,5 @@
-//! Operations that are not in memory: their rows are requested, and their events wait meanwhile.
+//! Operations that are not in memory: their rows are requested, and their events wait in the
+//! meantime.
 //!
 //! What must hold: nothing is decided about an operation that may have a row before that row was
 //! read. A row of an earlier ownership is resumed first: its owner may have stopped between the row
@@ -18,7 +19,7 @@ use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
-/// Approximate size of an event that waits for a row, beside its contents, in bytes.
+/// Approximate size of an event that waits for a row, excluding its contents, in bytes.
 const WAITING_BYTES: usize = 256;
 
 /// An operation that waits for its row.
@@ -48,7 +49,7 @@ pub(super) enum ForRow {
         request: Box<OperationRequest>,
     },
     Reply {
-        /// Its offset; `None` if it came without a topic.
+        /// Its offset; `None` if it arrived without a topic.
         offset: Option<Offset>,
         reply: StepReply,
     },
@@ -136,7 +137,7 @@ impl PartitionEngine {
     /// Drops an operation whose row cannot be read. Its waiting events are done, operators are
     /// alerted, and the row stays as it is. Requests get no answer, because they may have been
     /// applied before. Replies are kept until the row can be read. The deadline index wakes the
-    /// operation again, because the row may have been restored by then; further events before that
+    /// operation again, because the row may have been restored by then; later events before that
     /// cause no second entry or alert.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {

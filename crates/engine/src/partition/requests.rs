@@ -1,4 +1,4 @@
-//! The progress of the engine on the two request topics, and what holds it up.
+//! The progress of the engine on the two request topics, and what blocks it.
 
 use crate::id::Offset;
 use crate::partition::figures::{EngineCheckpoint, Held};

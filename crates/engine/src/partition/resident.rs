@@ -30,10 +30,10 @@ mod asked;
 mod change;
 mod time;
 
-/// Approximate size of an operation beside its request, in bytes.
+/// Approximate size of an operation excluding its request, in bytes.
 const OPERATION_BYTES: usize = 1024;
 
-/// What an operation's logic may read and write beside the operation.
+/// What an operation's logic may read and write in addition to the operation.
 #[derive(Debug)]
 pub(super) struct OperationCx<'a> {
     pub(super) config: &'a EngineConfig,
@@ -313,7 +313,7 @@ impl ResidentOperation {
         false
     }
 
-    /// Handles what is due.
+    /// Handles due work.
     pub(super) fn due(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
         let patience = cx.patience();
         let Some(mut advance) = self.advance(cx) else {
@@ -327,9 +327,9 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// When the operation is handed off to the deadline index: after a while in memory, or at once
-    /// if it waits beyond that until `due` and expects no reply. So thousands of operations that
-    /// wait for one agent leave the window to others.
+    /// When the operation is handed off to the deadline index: after a while in memory, or
+    /// immediately if it waits beyond that until `due` and expects no reply. So thousands of
+    /// operations that wait for one agent leave the window to others.
     fn hand_off_at(&self, config: &EngineConfig, due: Option<Timestamp>) -> Timestamp {
         let lingered = self.since + config.hand_off_after;
         let may_get_reply =

@@ -1,6 +1,7 @@
-//! Operations whose rows could not be read, and the replies that arrived for them meanwhile.
+//! Operations with unreadable rows, and the replies that arrived for them while the rows were
+//! unreadable.
 //!
-//! What must hold while this owner lives: a reply is applied once the row can be read, before its
+//! What must hold until the owner changes: a reply is applied once the row can be read, before its
 //! absence leads to any decision. (Operators were alerted about the row, and the checkpoint of
 //! replies may have passed the record: a later owner does not read it again.)
 
@@ -12,14 +13,14 @@ use crate::partition::hasher::IdHash;
 use crate::record::{Outcome, StepReply};
 use crate::time::Timestamp;
 
-/// Maximum number of remembered rows. Beyond it, some rows cause a second alert.
+/// Maximum number of remembered rows. Above the limit, some rows cause a second alert.
 const ROWS_MAX: usize = 10_000;
 
-/// Maximum size of the replies kept for all unreadable rows, in bytes. Beyond it, replies are
+/// Maximum size of the replies kept for all unreadable rows, in bytes. Above the limit, replies are
 /// dropped: their attempts time out and are repeated with the same idempotency key.
 const REPLIES_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Approximate size of a reply beside its outputs, in bytes.
+/// Approximate size of a reply excluding its outputs, in bytes.
 const REPLY_BYTES: usize = 256;
 
 /// A reply, with its offset on `step-replies` if it has one.
@@ -62,7 +63,7 @@ impl UnreadableRows {
         })
     }
 
-    /// Remembers a row, and when it is loaded again.
+    /// Remembers a row and the time at which it is loaded again.
     pub(super) fn remember(&mut self, id: OperationId, again_at: Timestamp) {
         if self.rows.len() >= ROWS_MAX && !self.rows.contains_key(&id) {
             self.rows.clear();

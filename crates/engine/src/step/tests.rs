@@ -110,7 +110,7 @@ fn in_state(name: &str) -> StepProgress {
             state: StepState::Compensating,
             ..base
         },
-        "Compensating, under way" => StepProgress {
+        "Compensating, in progress" => StepProgress {
             state: StepState::Compensating,
             action: Action::Compensate,
             complete_by: Some(Timestamp::from_millis(1_000_500)),
@@ -155,7 +155,7 @@ const STATES: [&str; 15] = [
     "TimedOut for good",
     "Skipped",
     "Compensating, waiting",
-    "Compensating, under way",
+    "Compensating, in progress",
     "Compensating, to be tried again",
     "Compensating, awaiting an answer",
     "Undo failed for good",
@@ -339,19 +339,19 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             succeeded: Some(Attempt(2)),
             ..before
         }),
-        ("Compensating, under way", "Resume") => Some(StepProgress {
+        ("Compensating, in progress", "Resume") => Some(StepProgress {
             complete_by: Some(Timestamp::from_millis(1_020_000)),
             ..before
         }),
-        ("Compensating, under way", "Succeeded" | "NotPerformed") => Some(undone()),
-        ("Compensating, under way", "FailedTransiently") => Some(undo_failed(error("slow"))),
-        ("Compensating, under way", "FailedPermanently") => Some(StepProgress {
+        ("Compensating, in progress", "Succeeded" | "NotPerformed") => Some(undone()),
+        ("Compensating, in progress", "FailedTransiently") => Some(undo_failed(error("slow"))),
+        ("Compensating, in progress", "FailedPermanently") => Some(StepProgress {
             state: StepState::Failed,
             retry_at: None,
             ..undo_failed(error("no"))
         }),
-        ("Compensating, under way", "TimedOut") => Some(undo_failed(timed_out("20s"))),
-        ("Compensating, under way", "NotAttempted") => Some(StepProgress {
+        ("Compensating, in progress", "TimedOut") => Some(undo_failed(timed_out("20s"))),
+        ("Compensating, in progress", "NotAttempted") => Some(StepProgress {
             complete_by: None,
             retry_at: Some(Timestamp::from_millis(1_003_000)),
             not_attempted_count: 1,
@@ -360,7 +360,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         }),
         (
             "Compensating, waiting"
-            | "Compensating, under way"
+            | "Compensating, in progress"
             | "Compensating, to be tried again"
             | "Compensating, awaiting an answer"
             | "Undo failed for good",
@@ -368,7 +368,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         ) => Some(undone()),
         (
             "Compensating, waiting"
-            | "Compensating, under way"
+            | "Compensating, in progress"
             | "Compensating, to be tried again"
             | "Compensating, awaiting an answer"
             | "Compensated",
@@ -476,7 +476,7 @@ fn an_undo_is_final_if_it_was_requested_after_all_attempts_settled() {
     assert_eq!(
         happen(undone(), 14),
         (StepState::Compensating, settled_at, Attempt(2)),
-        "it was asked for at 2, whenever it was done"
+        "the undo was requested at 2, whenever it was done"
     );
     happen(StepEvent::Retry { budget: None }, 14);
     assert_eq!(

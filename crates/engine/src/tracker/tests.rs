@@ -140,7 +140,7 @@ fn repeated_and_unknown_offsets_are_ignored() {
 }
 
 #[test]
-fn skipped_records_are_done_at_once() {
+fn skipped_records_are_done_immediately() {
     let mut tracker = OffsetTracker::new(Offset(0));
     tracker.pass(Offset(4), fingerprint(4));
     assert_eq!(tracker.low(), Offset(5));

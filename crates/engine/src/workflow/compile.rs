@@ -71,7 +71,7 @@ pub enum WorkflowError {
         /// The steps that can never start.
         steps: Vec<String>,
     },
-    /// A condition reads a step that may not have ended.
+    /// A condition reads a step that might not have ended.
     #[error(
         "workflow {workflow:?}, step {step:?}: when reads step {read:?}, which does not come \
          before this step"
@@ -134,7 +134,7 @@ pub enum WorkflowError {
         /// The step that may fail after it.
         may_fail: String,
     },
-    /// A step runs beside a pivot, so it may still fail after the pivot is completed.
+    /// A step runs in parallel with a pivot, so it may still fail after the pivot is completed.
     #[error(
         "workflow {workflow:?}: pivot {pivot:?} and step {step:?} may run at the same time; every \
          step must come before or after a pivot"
@@ -144,7 +144,7 @@ pub enum WorkflowError {
         workflow: String,
         /// The pivot.
         pivot: String,
-        /// The step beside it.
+        /// The step parallel to it.
         step: String,
     },
     /// A step after a pivot has `onFailure: compensate`.

@@ -71,7 +71,7 @@ pub fn step(name: &str) -> StepDefinition {
     }
 }
 
-/// `pair`: a, then b. `twins`: a beside b. `old`: as `pair`, in versions 1 and 2.
+/// `pair`: a, then b. `twins`: a parallel to b. `old`: as `pair`, in versions 1 and 2.
 pub fn workflows() -> Workflows {
     let workflow = |name: &str, version, steps| {
         Workflow::try_from(WorkflowDefinition::new(name, version, steps)).unwrap()

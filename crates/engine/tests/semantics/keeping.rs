@@ -210,7 +210,7 @@ fn a_long_running_operation_is_handed_off_and_releases_the_checkpoint() {
 }
 
 #[test]
-fn an_operation_that_waits_for_an_agent_leaves_memory_at_once() {
+fn an_operation_that_waits_for_an_agent_leaves_memory_immediately() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
@@ -579,7 +579,11 @@ fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence() {
     assert_eq!(step.late_success, Some(Attempt(1)));
     let stats = fixture.engine.take_stats();
     assert_eq!((stats.stale_replies, stats.late_successes), (2, 1));
-    assert_eq!(fixture.replies_checkpoint(), 3, "it is done all the same");
+    assert_eq!(
+        fixture.replies_checkpoint(),
+        3,
+        "the record is done nevertheless"
+    );
 }
 
 #[test]
@@ -594,7 +598,7 @@ fn a_clock_that_steps_back_changes_only_times() {
     fixture.round();
     assert!(
         fixture.rows[&id(1)].stamp > first,
-        "stamps grow all the same"
+        "stamps grow nevertheless"
     );
 }
 
@@ -666,7 +670,7 @@ fn a_retry_does_not_wait_for_a_corrected_time() {
 }
 
 #[test]
-fn a_retry_due_before_the_clock_stepped_back_is_sent_at_once() {
+fn a_retry_due_before_the_clock_stepped_back_is_sent_immediately() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());

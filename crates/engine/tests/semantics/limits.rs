@@ -390,7 +390,7 @@ fn the_fingerprint_of_a_checkpoint_that_did_not_move_is_that_of_the_old_one() {
 }
 
 #[test]
-fn finished_offsets_behind_a_waiting_request_are_remembered() {
+fn finished_offsets_after_a_waiting_request_are_remembered() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let of = |number: u128, tenant: &str| CreateRequest {

@@ -50,7 +50,7 @@ fn park(fixture: &mut Fixture) -> Vec<Command> {
     fixture.reply(id(1), success("a", 1));
     fixture.reply(id(1), ("b".to_owned(), 1, refused()));
     let failed = fixture.round();
-    assert_eq!(notices(&failed), [], "it is not decided what becomes of it");
+    assert_eq!(notices(&failed), [], "the supervisor has not decided yet");
     fixture.decide(&failed);
     fixture.round();
     let undone = Outcome::Success {

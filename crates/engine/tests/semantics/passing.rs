@@ -5,7 +5,7 @@ use waybill_engine::{Event, Offset, Priority, Source};
 use crate::fixture::Fixture;
 
 #[test]
-fn a_skipped_record_is_done_at_once_and_has_no_commands() {
+fn a_skipped_record_is_done_immediately_and_has_no_commands() {
     let mut fixture = Fixture::new();
     let before = fixture.engine.checkpoint();
     for source in Source::ALL {

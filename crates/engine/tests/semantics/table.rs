@@ -30,7 +30,7 @@ const EVENTS: [&str; 13] = [
     "unknown a#1",
     "permanent a#1",
     "not attempted a#1",
-    "tick at once",
+    "tick after 0 s",
     "tick after 5 s",
     "tick after 20 s",
     "hint",
@@ -143,7 +143,7 @@ fn apply(fixture: &mut Fixture, event: &str) {
             };
             fixture.reply(id(1), reply(outcome));
         }
-        "tick at once" => fixture.pass(ms(0)),
+        "tick after 0 s" => fixture.pass(ms(0)),
         "tick after 5 s" => fixture.pass(ms(5_000)),
         "tick after 20 s" => fixture.pass(ms(20_000)),
         "hint" => {

@@ -113,7 +113,7 @@ fn an_undo_gets_the_outputs_of_its_step() {
     fixture.round();
     fixture.cancel(1);
     fixture.round();
-    // Step b was in progress: it is undone once its attempt has settled, a second after
+    // Step b was in progress: it is undone once its attempt has settled, per second after
     // complete-by.
     fixture.pass(ms(11_000));
     let commands = fixture.round();
@@ -144,7 +144,7 @@ fn a_step_of_unknown_outcome_is_undone_after_it_settles() {
     fixture.pass(ms(10_999));
     fixture.round();
     assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(1));
-    // It was handed off meanwhile; its index entry is at least a second ahead.
+    // It was handed off in the meantime; its index entry is at least a second ahead.
     fixture.now = T0 + ms(11_999);
     fixture.hint(T0 + ms(11_999), id(1));
     fixture.load();
@@ -832,7 +832,7 @@ fn an_undo_that_fails_again_raises_another_alert() {
 }
 
 #[test]
-fn steps_that_run_beside_a_failure_still_complete() {
+fn steps_that_run_in_parallel_with_a_failure_still_complete() {
     let beside = |name| StepDefinition {
         after: Some(Vec::new()),
         on_failure: Some(OnFailure::Park),

@@ -91,7 +91,7 @@ fn an_unreachable_deadline_stops_the_operation_before_the_next_step() {
 }
 
 #[test]
-fn a_wait_past_the_deadline_stops_the_operation_at_once() {
+fn a_wait_past_the_deadline_stops_the_operation_immediately() {
     let busy = Outcome::NotAttempted {
         error: error("circuit-open"),
         retry_after_ms: 5_000,

@@ -28,12 +28,12 @@ pub struct Agents {
     clock: Clock,
 }
 
-/// A request on the topic of an agent. A copy is a task of its own.
+/// A request on the topic of an agent. A copy is its own task.
 #[derive(Debug)]
 struct Task {
     request: Rc<StepRequest>,
     step: usize,
-    /// The owner in whose process it runs, if the request came without a topic.
+    /// The owner in whose process it runs, if the request arrived without a topic.
     asked_by: Option<usize>,
     retries_left: u32,
     /// One of its tries may have taken effect without a reply.

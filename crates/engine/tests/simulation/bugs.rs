@@ -74,7 +74,7 @@ impl Bug {
             Self::RecoverTwice => {
                 "A recovery is applied to the attempt after the one that was seen, too"
             }
-            Self::LoseRecovery => "A recovery is read, called done and not applied",
+            Self::LoseRecovery => "A recovery is read and marked as done, but not applied",
             Self::SkipIndexEntry => "A hand-off writes no entry into the deadline index",
             Self::MoveCursorEarly => {
                 "A supervisor moves its cursor before its recoveries are acknowledged"
@@ -83,13 +83,13 @@ impl Bug {
                 "A step of unknown outcome is called undone without asking its agent"
             }
             Self::DropLateSuccess => {
-                "A success of an operation that was undone meanwhile is dropped"
+                "A success of an operation that was undone in the meantime is dropped"
             }
             Self::DropCopiedSuccess => {
                 "A success of an attempt that had succeeded is dropped though its undo has begun"
             }
             Self::TrustForgetful => {
-                "An undo counts at once where the service forgets what was undone"
+                "An undo counts immediately although the service forgets what was undone"
             }
             Self::UndoBeforeSettled => {
                 "A step of unknown outcome is undone before late calls can no longer take effect"
@@ -105,7 +105,7 @@ impl Bug {
             }
             Self::LoseAlert => "An alert is not waited for, and lost in a crash",
             Self::LoseOwnerNotice => "A notice to an owner is not waited for, and lost in a crash",
-            Self::LoseTombstone => "A cancel that comes before its create leaves no row",
+            Self::LoseTombstone => "A cancel that arrives before its create leaves no row",
             Self::BeginBeforeTaken => {
                 "A shard of a new layout begins before its parents have ended"
             }

@@ -346,7 +346,7 @@ impl Run {
         self.check_replies_below(partition);
     }
 
-    /// Whether an operation whose request is behind the checkpoint is certain to end.
+    /// Whether an operation whose request is below the checkpoint is certain to end.
     fn is_safe(&self, id: OperationId, partition: usize, checkpoint: Checkpoint) -> bool {
         let Some(row) = self.store.row(id) else {
             return false;
@@ -440,7 +440,7 @@ impl Run {
         }
     }
 
-    /// No reply behind the checkpoint is still awaited by a row.
+    /// No row still awaits a reply below the checkpoint.
     fn check_replies_below(&mut self, partition: usize) {
         let awaited = self.store.rows().find_map(|row| {
             let replies = self.judge.replies.get(&row.id)?;

@@ -1,5 +1,5 @@
-//! Callers and operators: their requests come early, late, twice, and in states where they make no
-//! sense.
+//! Callers and operators: their requests arrive early, late, twice, and in states where they make
+//! no sense.
 
 use std::time::Duration;
 

@@ -414,7 +414,9 @@ impl Run {
         let leases = self.store.leases.clone();
         self.fail(Rule::Lost, operation, || {
             let leases = &leases;
-            format!("it came to no end: {state:?}\nlogs {logs:?}\n{leases:?}\nowners {held:?}")
+            format!(
+                "the operation did not end: {state:?}\nlogs {logs:?}\n{leases:?}\nowners {held:?}"
+            )
         });
     }
 

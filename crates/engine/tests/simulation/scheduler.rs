@@ -48,7 +48,7 @@ pub struct Owner {
     pub clock: Clock,
     pub life: Life,
     pub paused_until: Timestamp,
-    /// It was paused, and has not yet read the replies that arrived meanwhile.
+    /// It was paused, and has not yet read the replies that arrived in the meantime.
     was_paused: bool,
     /// Since when it waits to release its lease.
     releasing_since: Option<Timestamp>,

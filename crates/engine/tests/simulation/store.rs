@@ -105,7 +105,7 @@ pub struct Store {
 #[derive(Debug)]
 struct Row {
     row: OperationRow,
-    /// The immutable columns have a stamp of their own.
+    /// The immutable columns have their own stamp.
     created: Stamp,
 }
 

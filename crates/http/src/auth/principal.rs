@@ -1,4 +1,4 @@
-//! Principals: who a caller is, and what the caller may do.
+//! Principals: the identity and the permissions of a caller.
 
 use std::fmt;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ pub enum Tenants {
     One(Arc<str>),
 }
 
-/// The request names a tenant that the caller may not access.
+/// The request names a tenant that the caller has no access to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnotherTenant;
 
@@ -148,7 +148,7 @@ impl Tenants {
 pub struct Principal {
     /// Its name, for people and for the history of operations.
     pub name: Arc<str>,
-    /// What it may do.
+    /// Its permissions.
     pub scopes: Scopes,
     /// The tenants that it may do it for.
     pub tenants: Tenants,

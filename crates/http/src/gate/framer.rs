@@ -116,7 +116,7 @@ impl Framer {
         self.state = State::Refused;
     }
 
-    /// Passes bytes on, as far as there is room. Returns whether it passed any.
+    /// Passes on as many bytes as fit. Returns whether it passed any.
     pub fn hand_over(&mut self, into: &mut ReadBuf<'_>) -> bool {
         let bytes = self.passed.min(into.remaining());
         if bytes == 0 {

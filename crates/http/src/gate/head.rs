@@ -40,7 +40,7 @@ impl Refusal {
     /// which is true.
     pub const METHOD: &'static str = "REFUSED";
 
-    /// The request that the parser reads in place of the refused one.
+    /// The request that the parser reads instead of the refused one.
     pub fn stand_in(self) -> String {
         format!(
             "{} /{} HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n",
@@ -72,7 +72,7 @@ impl Refusal {
                 "Transfer-Encoding must be chunked, given once, and only in HTTP/1.1."
             }
             Self::BadHost => "An HTTP/1.1 request must have exactly one Host.",
-            Self::TooLarge => "The request head is too long, or has too many header fields.",
+            Self::TooLarge => "The request head is too large, or has too many header fields.",
             Self::HeadTimeout => "The request head did not arrive in time.",
         }
     }

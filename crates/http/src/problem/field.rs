@@ -15,10 +15,10 @@ pub struct FieldProblem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "/packageInfo/size")]
     pub pointer: Option<String>,
-    /// The name of the query parameter, in place of `pointer`.
+    /// The name of the query parameter, instead of `pointer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameter: Option<String>,
-    /// The name of the header, in place of `pointer`.
+    /// The name of the header, instead of `pointer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub header: Option<Cow<'static, str>>,
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_and_a_header_are_named_in_place_of_a_pointer() {
+    fn a_parameter_and_a_header_are_named_instead_of_a_pointer() {
         let shown = |problem: FieldProblem| to_value(problem).unwrap();
         assert_eq!(
             shown(FieldProblem::new("/a", "is b")),

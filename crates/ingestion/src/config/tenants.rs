@@ -16,7 +16,7 @@ pub struct TenantLimitsConfig {
     /// limit.
     #[serde(deserialize_with = "numbers::at_least_one_if_any")]
     pub per_second: Option<NonZeroU32>,
-    /// The largest burst of a tenant, in requests; `null`: as many as in a second.
+    /// The largest burst of a tenant, in requests; `null` for as many as in one second.
     #[serde(deserialize_with = "numbers::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
     /// The limits of single tenants, by name.

@@ -13,9 +13,10 @@ use waybill_units::ByteSize;
 use super::HttpConfig;
 use crate::settings::IngestionSettings;
 
-/// Waiting lines of a batch, and remembered requests: with more, the process would run out of memory later.
+/// Waiting lines of a batch, and remembered requests: with more, the process would run out of
+/// memory later.
 const RECORDS_MAX: usize = 10_000_000;
-/// Requests that wait for the broker: clients send some at once.
+/// Requests that wait for the broker: clients send some concurrently.
 const QUEUE_RECORDS: RangeInclusive<usize> = 16..=RECORDS_MAX;
 /// Waiting reads of pending requests.
 const READS_MAX: usize = 100_000;
@@ -146,7 +147,7 @@ impl HttpConfig {
         )
     }
 
-    /// Checks that requests of the largest size fit where they are held and sent.
+    /// Checks that requests of the largest size fit into the buffers and the records.
     fn check_memory(&self) -> Result<(), ConfigError> {
         let body_bytes_min = IngestionSettings::body_bytes_min(
             self.request_bytes_max.as_usize(),

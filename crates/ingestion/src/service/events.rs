@@ -72,7 +72,8 @@ struct Following {
 }
 
 impl Events {
-    /// Events for at most `streams_max` streams at once, each silent for at most `heartbeat`.
+    /// Events for at most `streams_max` streams at the same time, each silent for at most
+    /// `heartbeat`.
     pub fn new(reads: Arc<StoreReads>, streams_max: usize, heartbeat: Duration) -> Self {
         Self {
             reads,

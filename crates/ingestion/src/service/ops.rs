@@ -11,7 +11,7 @@
 //! unknown.
 //!
 //! A caller restricted to one tenant finds only that tenant's operations. The history records the
-//! name of the token beside the name that the caller gave.
+//! name of the token next to the name that the caller gave.
 
 mod amend;
 mod body;

@@ -1,7 +1,7 @@
 //! The parameters of a query.
 //!
-//! What must hold: an answer reports all wrong and unknown parameters at once, each one once and up
-//! to a bound. If a misspelt name were ignored, the answer would be to a different request.
+//! What must hold: an answer reports all wrong and unknown parameters together, each one once and
+//! up to a bound. If a misspelt name were ignored, the answer would be to a different request.
 
 use percent_encoding::percent_decode_str;
 use waybill_http::auth::{Caller, Tenants};

@@ -12,7 +12,8 @@ impl Admin {
     ///
     /// # Errors
     ///
-    /// If the brokers do not answer. Groups that this client may not describe are left out.
+    /// If the brokers do not answer. Groups that this client has no permission to describe are left
+    /// out.
     pub async fn topics_read(&self) -> Result<TopicsRead, AdminError> {
         let client = Arc::clone(&self.client);
         let answer = tokio::task::spawn_blocking(move || {

@@ -36,7 +36,7 @@ const RECORD_PARSER: &str = "rd_kafka_msgset_reader_msg_v2:";
 /// What a probe found at an offset.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// A record at the offset or behind it, or the end of the partition.
+    /// A record at the offset or after it, or the end of the partition.
     Readable,
     /// An unreadable record.
     Damaged(Damage),
@@ -80,7 +80,8 @@ impl Probe {
         Ok(Self { consumer })
     }
 
-    /// What can be read at an offset, or first behind it. Waits for an answer up to `patience`.
+    /// What can be read at an offset, or at the first readable offset after it. Waits for an answer
+    /// up to `patience`.
     pub(super) fn ask(
         &self,
         topic: &str,

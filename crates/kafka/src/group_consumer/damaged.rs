@@ -1,7 +1,7 @@
 //! How a group member handles damaged records.
 //!
-//! What must hold here: no record is skipped. librdkafka continues behind a damaged batch, so every
-//! partition is paused first. That discards prefetched records but keeps the position behind the
+//! What must hold here: no record is skipped. librdkafka continues after a damaged batch, so every
+//! partition is paused first. That discards prefetched records but keeps the position after the
 //! last record handed over, where a resumed partition continues. Neither step needs a broker, so a
 //! search that fails does no harm: the damage is met again.
 //!
@@ -205,8 +205,8 @@ impl GroupConsumer {
     }
 
     /// Where to continue each partition that is not known to be damaged: behind the last record
-    /// handed over, else at the group's committed offset, else at the beginning. Leaves out
-    /// partitions about which no broker answers.
+    /// handed over, otherwise at the group's committed offset, otherwise at the beginning. Leaves
+    /// out partitions about which no broker answers.
     fn positions(&self, until: Instant) -> KafkaResult<Vec<Position>> {
         let (mut positions, unknown) = self.known_positions()?;
         self.ask_positions(list_of(&unknown), &mut positions, until);

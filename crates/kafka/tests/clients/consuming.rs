@@ -16,21 +16,21 @@ use crate::support::{
 };
 
 on_both_brokers! {
-    a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there
+    a_poll_keeps_to_its_limits_and_the_next_continues_from_there
     a_poll_without_records_sleeps_until_its_timeout
     partitions_are_added_and_removed_without_disturbing_the_others
-    a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has
+    a_partition_unknown_to_the_client_is_read_once_it_is_known
     a_start_beyond_the_end_is_an_error_that_names_the_partition
     a_start_below_what_was_deleted_is_an_error_that_names_what_is_left
     each_partition_without_its_offset_is_reported
-    a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more
-    a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there
+    a_recreated_topic_with_fewer_records_is_an_error_for_a_reader_of_more
+    a_partition_that_is_read_from_its_end_is_reported_as_read_to_its_end
     a_copy_of_the_checkpoint_is_committed_for_lag_tools
-    a_reader_of_single_records_says_what_lies_at_an_offset
+    a_reader_of_single_records_reports_the_record_at_an_offset
 }
 
 /// The batch in the middle of a partition is damaged. Records before it are handed over, records
-/// behind it are not, and the other partition is read on.
+/// after it are not, and the other partition is read on.
 #[test]
 fn a_damaged_batch_is_reported_and_not_skipped() {
     let fixture = Fixture::embedded();
@@ -130,7 +130,7 @@ fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage(
     assert!(values.iter().all(|value| value == b"healthy"), "{values:?}");
 }
 
-fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(fixture: &Fixture) {
+fn a_poll_keeps_to_its_limits_and_the_next_continues_from_there(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     send_batch(
         &fixture.producer(),
@@ -184,7 +184,7 @@ fn thread_cpu() -> Option<Duration> {
     Some(Duration::from_nanos(nanos))
 }
 
-fn a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has(fixture: &Fixture) {
+fn a_partition_unknown_to_the_client_is_read_once_it_is_known(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
     let consumer = fixture.consumer(&topic, 0, 0);
@@ -278,7 +278,7 @@ fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(fixture: &
     assert_eq!(values(&read(&consumer, 1)), [b"f"]);
 }
 
-fn a_reader_of_single_records_says_what_lies_at_an_offset(fixture: &Fixture) {
+fn a_reader_of_single_records_reports_the_record_at_an_offset(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b", b"c"]);
     fixture.delete_records(&topic, 1);
@@ -302,7 +302,7 @@ fn a_reader_of_single_records_says_what_lies_at_an_offset(fixture: &Fixture) {
     reader.close();
 }
 
-fn a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more(fixture: &Fixture) {
+fn a_recreated_topic_with_fewer_records_is_an_error_for_a_reader_of_more(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     send_batch(&fixture.producer(), &topic, 0, &[b"a", b"b", b"c"]);
     let consumer = fixture.consumer(&topic, 0, 0);
@@ -313,7 +313,7 @@ fn a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more(fixture
     assert_out_of_range(&read_to_error(&consumer), &topic, 0, 3, (0, 1));
 }
 
-fn a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there(fixture: &Fixture) {
+fn a_partition_that_is_read_from_its_end_is_reported_as_read_to_its_end(fixture: &Fixture) {
     let (empty, filled) = (fixture.topic("empty", 1), fixture.topic("filled", 1));
     send_batch(&fixture.producer(), &filled, 0, &[b"a", b"b"]);
     let consumer = PartitionConsumer::new(&fixture.settings, &ConsumerOptions::new("c")).unwrap();

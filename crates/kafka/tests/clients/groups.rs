@@ -25,10 +25,10 @@ on_both_brokers! {
     a_member_starts_at_the_beginning_and_its_successor_where_it_committed
     a_second_member_takes_over_some_partitions_where_the_first_stopped
     a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing
-    a_member_without_a_partition_was_assigned_its_share_all_the_same
-    a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed
-    a_member_that_comes_back_under_its_name_takes_its_own_place_again
-    of_two_members_under_one_name_one_cannot_go_on
+    a_member_without_a_partition_was_assigned_an_empty_share
+    a_member_that_leaves_makes_room_immediately_and_its_finished_work_is_committed
+    a_member_that_returns_under_its_name_takes_its_place_again
+    only_one_of_two_members_under_one_name_continues
     a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again
 }
 
@@ -178,8 +178,8 @@ pub(crate) fn committed(
         .unwrap();
     let mut asked = TopicPartitionList::new();
     asked.add_partition(topic, partition);
-    // A new broker creates its storage for offsets on the first request, and answers with errors
-    // meanwhile.
+    // A new broker creates its storage for offsets on the first request, and answers with errors in
+    // the meantime.
     let deadline = Instant::now() + PATIENCE;
     let found = loop {
         match consumer.committed_offsets(asked.clone(), PATIENCE) {
@@ -285,7 +285,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(fixt
     let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a0", b"a1", b"a2"]);
     let mut first = Member::new(fixture, &topic, |_| {});
-    // Partitions that are assigned while records are held back are held back too.
+    // Records of partitions that are assigned while records are held back are held back too.
     first.consumer.hold(true).unwrap();
     poll_until([&mut first], |[first]| first.held() == 2);
     first.poll_in_vain();
@@ -300,7 +300,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(fixt
     send_batch(&producer, &topic, 1, &[b"b0"]);
     first.poll_in_vain();
 
-    // A partition that is given up meanwhile is not held back when it is assigned again.
+    // A partition that is given up in the meantime is not held back when it is assigned again.
     let mut second = Member::new(fixture, &topic, |_| {});
     poll_until([&mut first, &mut second], |both| {
         both.iter().all(|member| member.held() == 1)
@@ -321,7 +321,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(fixt
     }
 }
 
-fn a_member_without_a_partition_was_assigned_its_share_all_the_same(fixture: &Fixture) {
+fn a_member_without_a_partition_was_assigned_an_empty_share(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     let mut one = Member::new(fixture, &topic, |_| {});
     let mut two = Member::new(fixture, &topic, |_| {});
@@ -333,7 +333,9 @@ fn a_member_without_a_partition_was_assigned_its_share_all_the_same(fixture: &Fi
 }
 
 /// A commit in flight when partitions are given up must not keep the member from leaving the group.
-fn a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed(fixture: &Fixture) {
+fn a_member_that_leaves_makes_room_immediately_and_its_finished_work_is_committed(
+    fixture: &Fixture,
+) {
     for instance_id in [None, Some("first")] {
         let topic = fixture.topic(instance_id.unwrap_or("nobody"), 2);
         send_batch(&fixture.producer(), &topic, 0, &[b"v"]);
@@ -354,7 +356,7 @@ fn a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed(fix
     }
 }
 
-fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(fixture: &Fixture) {
+fn a_member_that_returns_under_its_name_takes_its_place_again(fixture: &Fixture) {
     let topic = fixture.topic("t", 4);
     let mut first = Member::named(fixture, &topic, "first");
     let mut other = Member::named(fixture, &topic, "other");
@@ -385,7 +387,7 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(fixture: &F
 }
 
 /// Two processes with one name are an operator's mistake: one of them ends.
-fn of_two_members_under_one_name_one_cannot_go_on(fixture: &Fixture) {
+fn only_one_of_two_members_under_one_name_continues(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     let mut first = Member::named(fixture, &topic, "name");
     poll_until([&mut first], |[first]| first.held() == 1);

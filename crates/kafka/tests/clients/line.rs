@@ -15,7 +15,7 @@ pub(crate) struct Line {
     answers: Arc<Answers>,
 }
 
-/// The magic byte is at 16 in the batch, the first record at 61, and its value, behind a key of
+/// The magic byte is at 16 in the batch, the first record at 61, and its value, after a key of
 /// three bytes, at 9 in the record.
 const VALUE: usize = 61 + 9;
 const VALUE_BEHIND_MAGIC: usize = VALUE - 16;
@@ -63,7 +63,7 @@ impl Line {
 
     /// Damages, in answers, the batches of these values and no others. Each value must be the only
     /// one of its batch, and at most 40 bytes long. A client that does not know the batch's format
-    /// continues right behind it.
+    /// continues right after it.
     pub(crate) fn damage(&self, values: &[&[u8]]) {
         let values = values.iter().map(|value| value.to_vec()).collect();
         *self.answers.damaged.lock().unwrap() = values;

@@ -18,7 +18,7 @@ use crate::raw::{append_batch, poison_record, record};
 use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::transactions::Transactional;
 
-/// A good record before an unparsable one, and one behind it that no client can reach.
+/// A good record before an unparsable one, and one after it that no client can reach.
 fn poison() -> Vec<u8> {
     batch(
         0,
@@ -68,7 +68,8 @@ fn assert_stall_is_reported(settings: &KafkaSettings, topic: &str) {
     }
 }
 
-/// Polls until damage is reported. Returns the partitions and offsets of the records that came before.
+/// Polls until damage is reported. Returns the partitions and offsets of the records that arrived
+/// before.
 fn read_until_damaged(
     consumer: &PartitionConsumer,
     mut between: impl FnMut(usize),
@@ -153,7 +154,7 @@ fn an_open_transaction_is_not_a_stall() {
 }
 
 /// Reads partition 0 from its start as the scheduler does, which adds a damaged partition again:
-/// later at the same offset, or behind undecodable records. Returns the offsets of its records, and
+/// later at the same offset, or after undecodable records. Returns the offsets of its records, and
 /// the skipped ranges.
 fn read_over_poison(
     settings: &KafkaSettings,

@@ -18,8 +18,8 @@ on_both_brokers! {
     flushing_waits_for_every_acknowledgement
     a_record_that_is_too_large_for_its_topic_is_refused_for_good
     a_partition_that_does_not_exist_is_refused_for_good
-    a_producer_goes_on_when_its_topic_is_made_anew
-    a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka
+    a_producer_continues_when_its_topic_is_recreated
+    a_producer_continues_after_a_broken_sequence_that_is_fatal_to_librdkafka
 }
 
 fn what_is_sent_is_read_back_with_key_headers_and_timestamp(fixture: &Fixture) {
@@ -157,7 +157,7 @@ fn a_partition_that_does_not_exist_is_refused_for_good(fixture: &Fixture) {
 }
 
 /// The new log does not know the producer's sequence numbers.
-fn a_producer_goes_on_when_its_topic_is_made_anew(fixture: &Fixture) {
+fn a_producer_continues_when_its_topic_is_recreated(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     let producer = fixture.producer();
     send_batch(&producer, &topic, 0, &[b"a", b"b"]);
@@ -184,9 +184,7 @@ fn a_producer_goes_on_when_its_topic_is_made_anew(fixture: &Fixture) {
 
 /// Another client writes under the producer's ID, more batches than a broker remembers: to the
 /// broker the producer's next batch is neither the next one nor a duplicate.
-fn a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka(
-    fixture: &Fixture,
-) {
+fn a_producer_continues_after_a_broken_sequence_that_is_fatal_to_librdkafka(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     let producer = fixture.one_producer();
     let record = |value| OutRecord::new(&topic, PartitionId(0), b"k", value);

@@ -143,7 +143,7 @@ fn every_client_works_with_no_more_rights_than_the_documentation_names() {
         .block_on(fixture.admin.topic_settings(&[&topic]))
         .unwrap();
     assert!(settings.contains_key(&topic), "{settings:?}");
-    // This user may not delete it.
+    // This user has no permission to delete it.
     fixture
         .runtime
         .block_on(fixture.admin.delete_topic(&topic))

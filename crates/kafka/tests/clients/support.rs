@@ -37,7 +37,7 @@ pub(crate) fn send_one(producer: &OneProducer, record: &OutRecord<'_>) -> Delive
     receiver.blocking_recv().unwrap()
 }
 
-/// Polls until `count` records came.
+/// Polls until `count` records have arrived.
 pub(crate) fn read(consumer: &PartitionConsumer, count: usize) -> Vec<RawRecord> {
     let deadline = Instant::now() + PATIENCE;
     let mut records = Vec::new();
@@ -79,7 +79,7 @@ pub(crate) fn read_to_error(consumer: &PartitionConsumer) -> PollError {
 pub(crate) const NOTHING: [i64; 0] = [];
 
 /// Polls until the end of partition 0 of the topic is reported at `end`. Returns the offsets of the
-/// records handed over meanwhile, none of which may come after the end that covers it.
+/// records handed over in the meantime, none of which may come after the end that covers it.
 pub(crate) fn read_to(consumer: &PartitionConsumer, topic: &str, end: i64) -> Vec<i64> {
     let deadline = Instant::now() + PATIENCE;
     let mut offsets = Vec::new();

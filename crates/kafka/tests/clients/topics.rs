@@ -15,9 +15,9 @@ use crate::support::{OneProducer, PATIENCE, send_batch, send_one};
 on_both_brokers! {
     topics_are_made_looked_at_and_deleted
     what_cannot_be_a_topic_is_refused_by_the_same_code
-    a_topic_is_told_of_with_its_copies_offsets_and_settings
+    a_topic_is_described_with_its_copies_offsets_and_settings
     a_topic_that_is_only_tried_is_not_made
-    a_topic_that_is_made_anew_has_another_id
+    a_recreated_topic_has_another_id
     records_that_were_deleted_move_the_start_of_their_partition
 }
 
@@ -41,7 +41,7 @@ fn topics_are_made_looked_at_and_deleted(fixture: &Fixture) {
     runtime.block_on(admin.delete_topic(&topic)).unwrap();
 }
 
-fn a_topic_is_told_of_with_its_copies_offsets_and_settings(fixture: &Fixture) {
+fn a_topic_is_described_with_its_copies_offsets_and_settings(fixture: &Fixture) {
     let Fixture { admin, runtime, .. } = fixture;
     let topic = fixture.topic_with("t", 2, &[("retention.ms", "86400000")]);
     send_batch(&fixture.producer(), &topic, 1, &[b"a", b"b", b"c"]);
@@ -97,7 +97,7 @@ fn a_topic_that_is_only_tried_is_not_made(fixture: &Fixture) {
     assert_eq!(tried(&there).unwrap(), Vec::<String>::new());
 }
 
-fn a_topic_that_is_made_anew_has_another_id(fixture: &Fixture) {
+fn a_recreated_topic_has_another_id(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     let consumer = PartitionConsumer::new(&fixture.settings, &ConsumerOptions::new("c")).unwrap();
     let id = || consumer.topic_id(&topic, PartitionId(0), PATIENCE);

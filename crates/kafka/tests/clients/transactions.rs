@@ -59,12 +59,12 @@ fn the_end_is_reported_after_markers_and_aborted_records_are_skipped() {
     send_batch(&fixture.producer(), &topic, 0, &[b"c"]);
     assert_eq!(read_to(&consumer, &topic, 7), [6]);
 
-    // A consumer that starts behind the last record, at a marker, continues.
+    // A consumer that starts after the last record, at a marker, continues.
     let successor = fixture.consumer(&topic, 0, 2);
     assert_eq!(read_to(&successor, &topic, 7), [6]);
 }
 
-/// Only records of ended transactions are read: an open one holds back the records behind it.
+/// Only records of ended transactions are read: an open one holds back the records after it.
 #[test]
 fn an_open_transaction_blocks_later_records() {
     let Some(fixture) = Fixture::apache_kafka() else {

@@ -208,7 +208,7 @@ fn every_field_is_documented_and_every_enum_can_grow() {
     }
 }
 
-/// The error of this version for a symbol that a newer one added behind `last`.
+/// The error of this version for a symbol that a newer one added after `last`.
 #[track_caller]
 fn unknown_symbol<R: Record + Debug>(value: &R, last: &str, index: u32, field: &str) -> String {
     let last = format!("\"{last}\"\n");

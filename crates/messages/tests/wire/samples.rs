@@ -248,7 +248,7 @@ pub fn golden_file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"))
 }
 
-/// Bytes as hexadecimal digits, 32 bytes a line.
+/// Bytes as hexadecimal digits, 32 bytes per line.
 pub fn to_hex(bytes: &[u8]) -> String {
     let line = |line: &[u8]| {
         line.iter()

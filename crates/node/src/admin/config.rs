@@ -26,8 +26,8 @@ pub struct AdminConfig {
     /// The certificate of the listener.
     pub tls: TlsConfig,
     /// The host names that the listener answers for without authentication, in addition to IP
-    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
-    /// by its own name.
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach it
+    /// through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
     /// The limit on open connections. A new one replaces a slow or idle one, or waits
     /// if there is none.
@@ -36,13 +36,13 @@ pub struct AdminConfig {
     /// replaces a slow or idle one of the address, or is closed if there is none.
     /// `null` for three quarters of `connectionsMax`.
     pub connections_per_address_max: Option<usize>,
-    /// Requests under way at once on all connections, beyond four that each may always have. One
-    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
-    /// `REFUSED_STREAM`.
+    /// The limit on requests in progress over all connections, not counting four for each
+    /// connection. One address gets at most three quarters. An HTTP/2 request above the limit is
+    /// refused with `REFUSED_STREAM`.
     pub requests_max: usize,
     /// The largest head of a request: request line and headers.
     pub header_bytes_max: ByteSize,
-    /// The most header fields of a request.
+    /// The maximum number of header fields of a request.
     pub headers_max: usize,
     /// How long a client may take to send a request's head.
     #[serde(with = "DurationText")]

@@ -61,7 +61,8 @@ impl Denials {
     }
 }
 
-/// Passes a request on if its caller may send it, else answers why not.
+/// Passes a request on if its caller has permission to send it, and refuses it with the reason
+/// otherwise.
 pub(super) async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let (method, uri) = (request.method(), request.uri());
     if let Err(foreign) = admin.hosts.check(method, uri, request.headers()) {

@@ -329,7 +329,7 @@ async fn the_listener_ends_on_a_stop_despite_an_open_connection() {
             ..AdminConfig::default()
         };
         admin.start(&config, Tls::default(), &running).await?;
-        let address = admin.address().expect("it is bound");
+        let address = admin.address().expect("the listener is bound");
         *open.lock().unwrap() = Some(tokio::net::TcpStream::connect(address).await?);
         signal.send("SIGTERM").await?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Checks a whole configuration: each section by itself, then the sections together.
+//! Checks a whole configuration: each section separately, then the sections together.
 
 mod broker;
 mod times;

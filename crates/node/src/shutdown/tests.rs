@@ -135,7 +135,7 @@ async fn parts_that_do_not_stop_in_time_are_aborted_and_named() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_the_shutdown_at_once() {
+async fn a_second_signal_ends_the_shutdown_immediately() {
     let running = Running::new();
     let (signal, mut signals) = Signals::made_up();
     stubborn(&running, Stage::Scheduler, "scheduler");

@@ -69,7 +69,7 @@ impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLines<W> {
     }
 }
 
-/// The formatter writes a whole line at once.
+/// The formatter writes a whole line in one call.
 struct JsonLine<W>(W);
 
 impl<W: io::Write> io::Write for JsonLine<W> {

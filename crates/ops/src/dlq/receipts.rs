@@ -1,11 +1,12 @@
 //! Which poison records were replayed.
 //!
-//! Once a replayed record is acknowledged, a receipt is written to the dead-letter partition: a record without key
-//! and value whose one header lists the replayed offsets. Any reader of the partition therefore knows what was
-//! replayed, from whichever machine. A receipt is newer than its records and outlives them.
+//! Once a replayed record is acknowledged, a receipt is written to the dead-letter partition: a
+//! record without key and value whose one header lists the replayed offsets. Any reader of the
+//! partition therefore knows what was replayed, from whichever machine. A receipt is newer than its
+//! records and outlives them.
 //!
-//! If a replay ends between acknowledgement and receipt, the record is replayed once more. That is safe: consumers of
-//! the source expect repeats.
+//! If a replay ends between acknowledgement and receipt, the record is replayed once more. That is
+//! safe: consumers of the source expect repeats.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -1,11 +1,12 @@
 //! `waybill dlq replay`: sends poison records to their original partitions again, byte for byte.
 //!
-//! Key, value and headers are the original ones, without the dead-letter headers and with one that names the poison
-//! record. The timestamp is that of the replay: with the original one, retention might delete the record before it is
-//! read.
+//! Key, value and headers are the original ones, without the dead-letter headers and with one that
+//! names the poison record. The timestamp is that of the replay: with the original one, retention
+//! might delete the record before it is read.
 //!
-//! What must hold: a record counts as replayed only once it is acknowledged; then a receipt is written, and later
-//! runs skip it. Records are sent in order, and at most a second's worth is unacknowledged.
+//! What must hold: a record counts as replayed only once it is acknowledged; then a receipt is
+//! written, and later runs skip it. Records are sent in order, and at most a second's worth is
+//! unacknowledged.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -46,8 +47,8 @@ type ReplayProducer = Producer<Box<oneshot::Sender<Delivery>>>;
 /// The arguments of `waybill dlq replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// A dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name of the source topic or
-    /// dead-letter topic
+    /// A dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name of
+    /// the source topic or dead-letter topic
     #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
     /// After TOPIC: the partition of the dead letters; with --all, replay only this one
@@ -81,7 +82,7 @@ pub struct ReplayArgs {
     login: BrokerLogin,
 }
 
-/// Dead letters a second.
+/// Dead letters per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rate(NonZeroU32);
 
@@ -451,7 +452,7 @@ impl<'a, W: Write> Replay<'a, W> {
     }
 }
 
-/// A record's own headers, with the mark of this replay in place of an older one.
+/// A record's own headers, with the mark of this replay instead of an older one.
 fn headers<'a>(dead_letter: &'a DeadLetter, mark: &'a str) -> Vec<Header<'a>> {
     let own = dead_letter.headers.iter().map(|(key, value)| Header {
         key,

@@ -23,8 +23,8 @@ const LINE_BYTES: usize = 16;
 /// The arguments of `waybill dlq show`.
 #[derive(Clone, Debug, Args)]
 pub struct ShowArgs {
-    /// The dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name of its source topic or
-    /// dead-letter topic
+    /// The dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name
+    /// of its source topic or dead-letter topic
     #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
     /// After TOPIC: the partition of the dead letter
@@ -148,7 +148,7 @@ fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
     dump("value", dead_letter.value.as_deref(), out)
 }
 
-/// Bytes in hexadecimal with their text beside them.
+/// Bytes in hexadecimal with their text next to them.
 fn dump(name: &str, bytes: Option<&[u8]>, out: &mut dyn Write) -> io::Result<()> {
     let Some(bytes) = bytes else {
         return writeln!(out, "{name:<11}  none");

@@ -1,7 +1,7 @@
 //! The client of the HTTP API.
 //!
-//! What must hold: every request has a time-out, and every answer a maximum size. A request with an unknown outcome
-//! is repeated with the same key, so that it has no second effect.
+//! What must hold: every request has a time-out, and every answer a maximum size. A request with an
+//! unknown outcome is repeated with the same key, so that it has no second effect.
 
 mod path;
 
@@ -278,7 +278,7 @@ impl Api {
         let address = &self.address;
         let origin = address.origin();
         ApiError::unavailable(format!(
-            "unexpected answer from {address}: {why} ({origin})"
+            "unexpected response from {address}: {why} ({origin})"
         ))
     }
 

@@ -1,7 +1,8 @@
-//! `waybill doctor`: checks the health of an installation or, with an operation's ID, says what it waits for, which
-//! scheduler owns it, and what happens next.
+//! `waybill doctor`: checks the health of an installation or, with an operation's ID, says what it
+//! waits for, which scheduler owns it, and what happens next.
 //!
-//! It checks everything once, from where it runs, and changes nothing. It reports what it cannot reach from there.
+//! It checks everything once, from where it runs, and changes nothing. It reports what it cannot
+//! reach from there.
 
 mod dead_letters;
 mod installation;
@@ -110,11 +111,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the workflows and agents of a configuration. Returns the agents that no file defines and that are not built in.
+/// Checks the workflows and agents of a configuration. Returns the agents that no file defines and
+/// that are not built in.
 pub type FileCheck = fn(&Config) -> anyhow::Result<Vec<String>>;
 
 impl DoctorArgs {
-    /// Checks the installation or the operation, and prints the findings. `check` checks workflows and agents.
+    /// Checks the installation or the operation, and prints the findings. `check` checks workflows
+    /// and agents.
     ///
     /// # Errors
     ///

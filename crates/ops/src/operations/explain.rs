@@ -1,11 +1,12 @@
-//! `waybill explain lag`: how far each shard of a partition is behind, which operations hold its checkpoint, and
-//! what these wait for.
+//! `waybill explain lag`: how far each shard of a partition is behind, which operations hold its
+//! checkpoint, and what these wait for.
 //!
-//! A checkpoint is the offset below which everything is done, so the longest-running operation holds it. That does no
-//! harm while later requests are consumed and finished; a restart reads them again.
+//! A checkpoint is the offset below which everything is done, so the longest-running operation
+//! holds it. That is harmless while later requests are consumed and finished; a restart rereads
+//! them.
 //!
-//! Ownership and checkpoints come from the state store, end offsets and requests from the topic, and operations from
-//! the API. The command changes nothing and joins no group.
+//! Ownership and checkpoints come from the state store, end offsets and requests from the topic,
+//! and operations from the API. The command changes nothing and joins no group.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -64,7 +65,7 @@ enum What {
         /// The number of operations to show for each shard
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// The output format; JSON has a line for each shard, and one for its high-priority requests
+        /// The output format; JSON has a line per shard, and one for its high-priority requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },

@@ -1,6 +1,7 @@
 //! Follows an operation after a verb.
 //!
-//! Its history says whether the scheduler has applied the verb; its state says the result once nothing is left to do.
+//! Its history says whether the scheduler has applied the verb; its state says the result once
+//! nothing is left to do.
 
 use std::time::Duration;
 
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_that_is_under_way_needs_no_history_entry() {
+    fn a_verb_in_progress_needs_no_history_entry() {
         let seen = operation("Compensating", &[]);
         let followed = followed(&Verb::Compensate, &seen, None);
         assert_eq!(outcome(&followed, &seen), None);

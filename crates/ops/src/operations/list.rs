@@ -73,8 +73,8 @@ impl ListArgs {
                 }
                 Output::Table if items.is_empty() => {}
                 Output::Table => {
-                    // Pages differ on a terminal. Elsewhere, they share a heading until one brings the
-                    // first tenant.
+                    // Pages differ on a terminal. Elsewhere, they share a heading until one brings
+                    // the first tenant.
                     let keeps_tenants = terminal_width.is_none() && had_tenants == Some(true);
                     let table = ItemTable::of(rows(), terminal_width, keeps_tenants);
                     let has_tenants = Some(table.has_tenants());

@@ -1,8 +1,9 @@
-//! A verb for many operations: a few first, then the others at a bounded rate, with a halt when they fail again.
+//! A verb for many operations: a few first, then the others at a bounded rate, with a halt when
+//! they fail again.
 //!
-//! What must hold: an operation counts as done only once its result was seen; at most [`FOLLOWED_MAX`] have an
-//! unknown result; the command may be stopped and run again, because what is done no longer matches the filter and a
-//! verb under way is not applied twice.
+//! What must hold: an operation counts as done only once its result was seen; at most
+//! [`FOLLOWED_MAX`] have an unknown result; the command may be stopped and run again, because what
+//! is done no longer matches the filter and a verb in progress is not applied twice.
 
 mod tally;
 
@@ -223,7 +224,7 @@ struct DryRun<'a> {
     first: Vec<&'a RawValue>,
 }
 
-/// Why a verb was not sent, or may not have been.
+/// Why a verb was not sent, or might not have been.
 struct NotSent {
     error: ApiError,
     /// The operation as it was when the verb was sent, if the command got that far.

@@ -21,7 +21,7 @@ pub(super) enum Verb {
     RetryCompensation,
     /// A person undid this step by hand.
     Undone { step: String },
-    /// What the caller may request: undo the completed steps, and end as cancelled.
+    /// The caller's own verb: undo the completed steps, and end as cancelled.
     Cancel,
 }
 
@@ -57,7 +57,7 @@ impl Verb {
     }
 
     /// The states for which the verb is usually meant. A run without a state filter selects these.
-    /// Empty if a person has to name the states.
+    /// Empty if a person must name the states.
     pub(super) const fn usual_states(&self) -> &'static [ProcessState] {
         match self {
             Self::Resubmit | Self::Compensate => &[ProcessState::Error],

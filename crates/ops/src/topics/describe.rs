@@ -82,7 +82,7 @@ struct Shown<'a> {
     topic: &'a str,
     exists: bool,
     partitions: Vec<ShownPartition>,
-    /// The relevant settings; empty if the user may not read them.
+    /// The relevant settings; empty if the user has no permission to read them.
     settings: BTreeMap<&'static str, String>,
 }
 

@@ -1,7 +1,8 @@
-//! `waybill topics grow` and `shrink`: changes the number of partitions of the operation topics without downtime.
+//! `waybill topics grow` and `shrink`: changes the number of partitions of the operation topics
+//! without downtime.
 //!
-//! On a cluster this command does the work. The embedded store belongs to the process of `up`, which does it on
-//! request over its admin port.
+//! On a cluster this command does the work. The embedded store belongs to the process of `up`,
+//! which does it on request over its admin port.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,8 +31,8 @@ const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 /// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct GrowArgs {
-    /// The new number of partitions: to grow, a whole multiple of the current number; to shrink, a
-    /// whole part of it
+    /// The new number of partitions: to grow, a multiple of the current number; to shrink, a
+    /// divisor of it
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! `waybill export` writes all operations of a store as lines of JSON; `waybill import` writes them to another store.
+//! `waybill export` writes all operations of a store as lines of JSON; `waybill import` writes them
+//! to another store.
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -16,8 +17,8 @@ use crate::runtime::runtime;
 /// The arguments of `waybill export`.
 #[derive(Clone, Debug, Args)]
 pub struct ExportArgs {
-    /// The file to write, with owner-only permissions; an existing one is replaced once the new one is
-    /// complete [default: standard output]
+    /// The file to write, with owner-only permissions; an existing one is replaced once the new one
+    /// is complete [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

@@ -6,8 +6,9 @@
 //! {"end":{"operations":1}}
 //! ```
 //!
-//! Times within operations are microseconds since the Unix epoch. `created` never changes and `state` does; their
-//! fields are those of the engine. Inputs, which are JSON themselves, are texts.
+//! Times within operations are microseconds since the Unix epoch. `created` never changes and
+//! `state` does; their fields are those of the engine. Inputs, which are JSON themselves, are
+//! texts.
 
 use std::sync::Arc;
 
@@ -71,7 +72,7 @@ struct AmendedText {
     deadline: Option<Timestamp>,
 }
 
-/// Why a row cannot become a line, or a line a row.
+/// Why a row cannot become a line, or a line per row.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
     #[error("the input of operation {0} is not text")]

@@ -75,7 +75,7 @@ fn resubmitted(create: CreateRequest) -> CreateRequest {
     resubmission(again).unwrap()
 }
 
-/// A request of a workflow without rules of its own, as an external client may write it.
+/// A request of a workflow without its own rules, as an external client may write it.
 fn written(input: &str) -> CreateRequest {
     CreateRequest {
         operation: OperationId::of_caller("acme", "order-17"),

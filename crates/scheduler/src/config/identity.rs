@@ -2,7 +2,7 @@
 //!
 //! On Kubernetes each replica of a StatefulSet drives the partition of its index. Elsewhere a
 //! process drives all, or the configured ones. The index only determines which lease to acquire:
-//! the lease proves ownership, the index does not.
+//! only the lease proves ownership.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,7 +25,7 @@ const POD_NAME: &str = "POD_NAME";
 /// The values of `scheduler.partitions`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartitionChoice {
-    /// `auto`: the partition of the pod's index if there is one, else all.
+    /// `auto`: the partition with the pod's index, or all partitions if there is no index.
     Auto,
     /// `all`: every partition, whatever the pod's index.
     All,
@@ -33,7 +33,7 @@ pub enum PartitionChoice {
     Range {
         /// The first partition.
         first: u32,
-        /// The last partition, included.
+        /// The last partition, inclusive.
         last: u32,
     },
 }
@@ -43,9 +43,8 @@ pub enum PartitionChoice {
 pub enum IdentityError {
     /// The shard, or the end of the range, does not exist.
     #[error(
-        "{source_name} selects shard {shard}, but there are {shards}: 0 to {}; \
-         run at most as many schedulers as there are shards, which is one for each partition or, \
-         where partitions have several, partitions times scheduler.shardsPerPartition",
+        "{source_name} selects shard {shard}, but the {shards} shards are 0 to {}; run at most one \
+         scheduler per shard (partitions times scheduler.shardsPerPartition)",
         .shards - 1
     )]
     Beyond {
@@ -68,10 +67,10 @@ pub enum IdentityError {
 }
 
 impl SchedulerConfig {
-    /// The shards that this process runs: the configured ones, else that of `POD_INDEX`, else that
-    /// of the number at the end of `POD_NAME`, else all. If each partition has one shard, shards
-    /// have the numbers of their partitions. The numbers may refer to the configured sharding, of
-    /// this many partitions, or to the current one.
+    /// The shards that this process runs: the configured ones, otherwise the shard with the number
+    /// in `POD_INDEX`, otherwise the one with the number at the end of `POD_NAME`, otherwise all.
+    /// If each partition has one shard, shards have the numbers of their partitions. The numbers
+    /// may refer to the configured sharding, of this many partitions, or to the current one.
     ///
     /// # Errors
     ///
@@ -121,7 +120,7 @@ fn index_of_pod(environment: &Environment) -> Result<Option<(&'static str, u32)>
     Ok(None)
 }
 
-/// Accepts only digits: neither a sign nor blanks.
+/// Accepts only digits: no sign, and no spaces.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
@@ -203,7 +202,7 @@ mod tests {
     type Variables = &'static [(&'static str, &'static str)];
 
     #[test]
-    fn partitions_come_from_the_configuration_else_the_pod_else_all() {
+    fn partitions_come_from_the_configuration_or_the_pod_and_default_to_all() {
         const INDEX: (&str, &str) = ("POD_INDEX", "2");
         const NAME: (&str, &str) = ("POD_NAME", "waybill-scheduler-3");
         let cases: [(&str, Variables, &[u32]); 10] = [
@@ -271,14 +270,13 @@ mod tests {
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
                 .to_string(),
-            "POD_INDEX selects shard 4, but there are 4: 0 to 3; run at most as many schedulers \
-             as there are shards, which is one for each partition or, where partitions have several, \
-             partitions times scheduler.shardsPerPartition"
+            "POD_INDEX selects shard 4, but the 4 shards are 0 to 3; run at most one scheduler per \
+             shard (partitions times scheduler.shardsPerPartition)"
         );
     }
 
     #[test]
-    fn the_refusal_counts_shards_where_partitions_have_several() {
+    fn the_refusal_counts_shards_if_partitions_have_several() {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
         let config = SchedulerConfig {
             shards_per_partition: 2,
@@ -288,7 +286,7 @@ mod tests {
         let refused = config.shards_of_this_process(4, &environment, current);
         let refused = refused.unwrap_err();
         let text = refused.to_string();
-        let expected = "POD_INDEX selects shard 8, but there are 8: 0 to 7; ";
+        let expected = "POD_INDEX selects shard 8, but the 8 shards are 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
     }
 
@@ -304,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn where_partitions_have_several_shards_the_index_is_that_of_a_shard() {
+    fn the_index_is_that_of_a_shard_if_partitions_have_several() {
         let environment = [("POD_INDEX", "7")].into_iter().collect();
         let config = SchedulerConfig {
             shards_per_partition: 2,

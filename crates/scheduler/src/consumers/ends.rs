@@ -33,7 +33,7 @@ impl EndsReader {
                     .map_err(|error| chain(&error))?;
                 *ends.first.on_mut(*source) = first;
                 *ends.next.on_mut(*source) = next;
-                // Read last, so that a topic that is recreated meanwhile is noticed.
+                // Read last, so that a topic that is recreated in the meantime is noticed.
                 if let Some(priority) = source.priority() {
                     let id = reader.consumer.topic_id(topic, partition, ENDS_TIMEOUT);
                     ends.topics[priority] = id.map_err(|error| chain(&error))?;

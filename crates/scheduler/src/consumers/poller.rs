@@ -404,7 +404,7 @@ impl Poller {
     }
 
     /// Stops fetching a partition whose next record cannot be decoded yet, unless the client has
-    /// already stopped at damage behind that record. Records fetched behind it are read again.
+    /// already stopped at damage after that record. Records fetched after it are read again.
     fn wait(&self, source: Source, partition: PartitionId, damaged: &[DamagedLog]) {
         let mut consumed_topics = self.consumed_topics.iter();
         let Some(consumed) = consumed_topics.find(|consumed| consumed.source == source) else {
@@ -484,7 +484,7 @@ impl Poller {
         }
     }
 
-    /// Continues behind records that no client can decode and at which the client has stopped. A
+    /// Continues after records that no client can decode and at which the client has stopped. A
     /// dead letter describes them, and the checkpoint passes them.
     fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
         let Some((source, assigned)) = self.stopped(log) else {

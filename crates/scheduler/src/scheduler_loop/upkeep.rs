@@ -444,7 +444,7 @@ async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Op
 }
 
 /// Reads the ends of the logs, and retries while the lease lasts: giving up now would mean waiting
-/// for the lease to expire. (The leader of a new topic may not know the topic yet.)
+/// for the lease to expire. (The leader of a new topic might not know the topic yet.)
 async fn read_ends(
     ends: &EndsReader,
     partition: PartitionId,

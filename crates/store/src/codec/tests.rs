@@ -225,8 +225,8 @@ fn a_layout_round_trips() {
     let sample = sample.announced(begins).unwrap();
     let sample = sample.moved(vec![offsets(7, 0), offsets(8, 71)]).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the sharding scheme, the change: from, to, moved into, ends, since, begins; boundaries; none
-    // retired; checksum
+    // format, those before, the sharding scheme, the change: from, to, moved into, ends, since,
+    // begins; boundaries; none retired; checksum
     assert_eq!(
         hex(bytes),
         "010302010201020204010102040303020e000204108e010204010202000002040a8c010204020e000204108e01020400\

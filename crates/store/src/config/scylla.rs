@@ -1,4 +1,4 @@
-//! The cluster that holds the state in place of the embedded store.
+//! The cluster that holds the state instead of the embedded store.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -53,10 +53,11 @@ pub struct ScyllaConfig {
     /// How long a request without an answer is retried before it counts as failed.
     #[serde(with = "DurationText")]
     pub patience: Duration,
-    /// Requests under way at once.
+    /// Concurrent requests.
     #[serde(deserialize_with = "numbers::at_least_one")]
     pub in_flight_max: NonZeroUsize,
-    /// How long the deadline index keeps an entry: all supervisors may be down for this long.
+    /// How long the deadline index keeps an entry after it is due: all supervisors may be down for
+    /// this long.
     #[serde(with = "DurationText")]
     pub due_index_retention: Duration,
 }

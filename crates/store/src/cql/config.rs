@@ -14,7 +14,8 @@ pub struct CqlConfig {
     /// Some of the cluster's nodes, `host` or `host:port` (default port: 9042). The driver
     /// discovers the others.
     pub contact_points: Vec<String>,
-    /// The keyspace: a lower-case letter, then up to 47 of `a-z`, `0-9` and `_`. Default: `waybill`.
+    /// The keyspace: a lower-case letter, then up to 47 of `a-z`, `0-9` and `_`. Default:
+    /// `waybill`.
     pub keyspace: String,
     /// The datacentre whose replicas are read and written. Required if there are several: the
     /// schedulers of one keyspace run in one datacentre. Default: the only one.
@@ -40,7 +41,7 @@ pub struct CqlConfig {
     /// How long a read or a write is retried while the servers do not answer or its outcome is
     /// unknown; then the call fails. Default: 30 s.
     pub patience: Duration,
-    /// How many requests of this store may be under way. Default: 256.
+    /// How many requests of this store may be in progress. Default: 256.
     pub in_flight_max: NonZeroUsize,
     /// How many bytes one row's state and immutable part may have together; a batch with a longer
     /// one is refused. Must be below half of the servers' commit log segment (Cassandra's default

@@ -75,7 +75,7 @@ impl Leases {
         })
     }
 
-    /// Reads a lease from a quorum. It may be outdated while a transaction is under way, which is
+    /// Reads a lease from a quorum. It may be outdated while a transaction is in progress, which is
     /// harmless: taking and renewing compare with the newest. A serial read would need a round of
     /// consensus and delay renewals.
     pub(super) async fn read(

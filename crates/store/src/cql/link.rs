@@ -5,8 +5,9 @@
 //!   ScyllaDB to the owning shard), and never to another datacentre.
 //! * **Retries.** Every plain statement here is idempotent: a write carries its own timestamp, or
 //!   inserts the same key again. So a statement that failed without a refusal is sent again, for
-//!   [`CqlConfig::patience`](super::CqlConfig); the driver's own policy tries the next node at once
-//!   if that may help. Lightweight transactions are not repeated blindly, see `leases.rs`.
+//!   [`CqlConfig::patience`](super::CqlConfig); the driver's own policy tries the next node
+//!   immediately if that may help. Lightweight transactions are not repeated blindly, see
+//!   `leases.rs`.
 //! * **No speculative execution.** It would send a group commit twice exactly when the servers are
 //!   slow.
 //! * **Unknown outcomes are reported as such.** A write that timed out, or whose connection broke,

@@ -3,7 +3,7 @@
 //! * **The database compares stamps.** Each write carries its stamp as CQL's write timestamp. State
 //!   and immutable part are cells of their own, and each keeps the value with the highest stamp.
 //!   The stamp that is read back is the write time of the state's cell. The state is one blob, so
-//!   that it is never a mixture of two writes; the columns beside it are for people.
+//!   that it is never a mixture of two writes; the columns next to it are for people.
 //! * **Nothing is deleted, and no null is written**, so that rows leave no tombstones. Columns that
 //!   a write does not give stay unset. Retention is a TTL on all cells of the last write; a write
 //!   of all cells without a TTL removes it.
@@ -66,9 +66,10 @@ pub(super) struct Rows {
 /// The partition of an operation's row. Never changes: rows are found by it.
 ///
 /// The server's own ids (UUIDv7) contain their time of creation. Those of some seconds share a few
-/// slots, so that rows under way together are stored together, and a slot stops growing after its
-/// time. At 5,000 operations a second a slot holds 2,500 rows. A caller's id (UUIDv5) contains no
-/// time and has a slot of its own. Slots of the former are not negative, those of the latter are.
+/// slots, so that operations in progress at the same time are stored together, and a slot stops
+/// growing after its time. At 5,000 operations per second a slot holds 2,500 rows. A caller's id
+/// (UUIDv5) contains no time and has its own slot. Slots of the former are not negative, those of
+/// the latter are.
 fn slot(id: OperationId) -> i64 {
     if id.0.get_version_num() == 7 {
         let (high, _) = id.0.as_u64_pair();
@@ -202,7 +203,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Reads rows, each by itself.
+    /// Reads rows, each separately.
     pub(super) async fn read(
         &self,
         link: &Link,
@@ -218,7 +219,8 @@ impl Rows {
         Ok(answers)
     }
 
-    /// Reads every stored row, page by page. Rows written meanwhile may or may not be included.
+    /// Reads every stored row, page by page. Rows written in the meantime may or may not be
+    /// included.
     pub(super) async fn all(
         &self,
         link: &Link,

@@ -15,11 +15,11 @@
 //! ```
 //!
 //! Migrations are numbered and never change once they are released. Several processes may migrate
-//! at once: each statement creates only what is missing, and a lightweight transaction moves the
-//! version. (On Cassandra up to 5.0, two nodes that create one table at the same moment may
-//! disagree about it; begin one migration there, from one place.) Processes of the older version
-//! continue during a migration, so a migration may only add. Whether they may continue after it
-//! depends on the formats of the stored values (`codec`).
+//! at the same time: each statement creates only what is missing, and a lightweight transaction
+//! moves the version. (On Cassandra up to 5.0, two nodes that create one table at the same moment
+//! may disagree about it; begin one migration there, from one place.) Processes of the older
+//! version continue during a migration, so a migration may only add. Whether they may continue
+//! after it depends on the formats of the stored values (`codec`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -387,8 +387,8 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
     statement.set_consistency(Consistency::LocalSerial);
     let answer = match ask(session, statement).await {
         Ok(answer) => answer,
-        // A login that may not read the table gets an error, not the answer that there is no
-        // version.
+        // A login without permission to read the table gets an error, not the answer that there is
+        // no version.
         Err(error) if is_unauthorized(&error) => {
             return Err(StoreError::unavailable(ASKING, error));
         }
@@ -422,7 +422,7 @@ where
 }
 
 /// Tries a query a few times, unless it is refused: a server that is changing its tables may not
-/// answer at once.
+/// answer immediately.
 async fn ask(
     session: &Session,
     statement: impl Into<Statement>,

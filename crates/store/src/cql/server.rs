@@ -103,7 +103,7 @@ pub struct CqlReport {
     pub clocks: Vec<CqlClock>,
 }
 
-/// A problem of the servers or the keyspace that a person has to know.
+/// A problem of the servers or the keyspace that a person must know.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CqlProblem {
     /// The version is too old.

@@ -52,7 +52,7 @@ pub(super) struct Damage<'a> {
     pub(super) created: Option<(&'a [u8], i64)>,
 }
 
-/// A row whose bytes are kept aside.
+/// A row whose bytes are set aside.
 struct Known {
     corrupt: CorruptRow,
     part: Part,

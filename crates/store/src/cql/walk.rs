@@ -7,8 +7,8 @@
 //!   listing of it stays cheap. A deleted entry may return on a replica that was unavailable. It is
 //!   a hint, and the next walk finds it again, so the tables need no long grace.
 //! * **No delete affects a later write.** Each carries a timestamp of some minutes before its reads
-//!   began, so that entries written meanwhile stay.
-//! * Several processes may walk at once; they delete the same entries.
+//!   began, so that entries written in the meantime stay.
+//! * Several processes may walk at the same time; they delete the same entries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const PAGE: usize = 256;
 /// The pause after each page, so that a walk takes little of the servers' capacity.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The walk's statements and what it reads rows with.
+/// The statements of the walk, and its reader of rows.
 pub(super) struct Walk {
     link: Arc<Link>,
     rows: Arc<Rows>,
@@ -134,8 +134,8 @@ impl Walk {
         Ok(spent)
     }
 
-    /// Looks at the entries of one day and index shard. Returns how many were removed, and how many are
-    /// left.
+    /// Looks at the entries of one day and index shard. Returns how many were removed, and how many
+    /// are left.
     async fn walk_partition(
         &self,
         index_shard: i64,

@@ -3,7 +3,7 @@
 //! What must hold:
 //!
 //! * **One instant.** While the caller of [`EmbeddedStore::while_held`] records what else belongs
-//!   to the instant, no change is under way and none begins.
+//!   to the instant, no change is in progress and none begins.
 //! * **Commits are never held back for long.** The writer continues after [`HOLD_MAX`] whatever the
 //!   caller does. The caller then gets an error and no snapshot.
 //! * **Entries are bytes.** They are neither decoded nor validated: unreadable ones are copied,
@@ -22,7 +22,7 @@ use super::writer::Command;
 use super::{Closed, EmbeddedConfig, EmbeddedStore};
 use crate::StoreError;
 
-/// How long commits are held back at most. A lease lives many times as long.
+/// The longest time for which commits are held back. A lease lasts many times as long.
 const HOLD_MAX: Duration = Duration::from_secs(2);
 
 /// How many bytes of entries are gathered before they are handed to the database.
@@ -78,7 +78,7 @@ impl EmbeddedStore {
     /// # Errors
     ///
     /// [`StoreError::Unavailable`] if the store is closed, or `note` took longer than two seconds:
-    /// commits resumed, so that what it recorded belongs to no single instant.
+    /// commits resumed, so that the recorded data belongs to no single instant.
     pub fn while_held<T>(
         &self,
         note: impl FnOnce() -> T,
@@ -111,7 +111,7 @@ impl EmbeddedSnapshot {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] in place of entries that the disk fails to read.
+    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read.
     pub fn entries(&self) -> impl Iterator<Item = Result<StoreEntry, StoreError>> {
         self.tables.all().into_iter().flat_map(|(table, keyspace)| {
             self.snapshot.iter(keyspace).map(move |entry| {
@@ -164,7 +164,8 @@ impl EmbeddedRestore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Corrupt`] if there is no such table, [`StoreError::Unavailable`] if the disk fails.
+    /// [`StoreError::Corrupt`] if there is no such table, [`StoreError::Unavailable`] if the disk
+    /// fails.
     pub fn put(&mut self, table: &str, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let all = self.tables.all();
         let Some((_, keyspace)) = all.into_iter().find(|(name, _)| *name == table) else {

@@ -1,10 +1,10 @@
 //! Reads past damaged blocks.
 //!
-//! A block of a table on disk carries a checksum, and the key-value store refuses to read one that does
-//! not match. What must hold here:
+//! A block of a table on disk carries a checksum, and the key-value store refuses to read one that
+//! does not match. What must hold here:
 //!
 //! * A damaged block makes only its own entries unreadable. A read of one key fails for that key; a
-//!   walk continues with the first key behind the block.
+//!   walk continues with the first key after the block.
 //! * Skipped entries are recorded, and logged once with the file that holds them.
 //!
 //! The key-value store does not report where a block ends, so [`Walk`] finds the end by trial: it
@@ -24,8 +24,8 @@ use crate::{DamageReport, DamagedPart, StoreError, keys};
 /// `EIO`: what the operating system reports for a sector that it cannot read.
 const EIO: i32 = 5;
 
-/// The description of damage if an error is caused by damaged data; `None` for other errors, such as too many open
-/// files.
+/// The description of damage if an error is caused by damaged data; `None` for other errors, such
+/// as too many open files.
 pub(super) fn cause(error: &Error) -> Option<String> {
     let text = match error {
         Error::Storage(LsmError::Io(error)) | Error::Io(error) => return io_cause(error),
@@ -260,7 +260,7 @@ impl Walk {
         }
     }
 
-    /// Skips the next damage and continues behind it. Returns whether anything is left.
+    /// Skips the next damage and continues after it. Returns whether anything is left.
     fn pass_over(&mut self, cause: &str) -> Result<bool, StoreError> {
         if let Some(given) = self.given.take() {
             let (end, next) = match self.order {
@@ -457,8 +457,8 @@ fn is_damaged(item: Option<fjall::Guard>) -> Result<bool, StoreError> {
     }
 }
 
-/// The largest key of `len` bytes for which `holds`; `None` if it holds for none. Where it holds for a key, it
-/// must hold for every smaller one.
+/// The largest key of `len` bytes for which `holds`; `None` if it holds for none. Where it holds
+/// for a key, it must hold for every smaller one.
 fn last_that(
     len: usize,
     mut holds: impl FnMut(&[u8]) -> Result<bool, StoreError>,

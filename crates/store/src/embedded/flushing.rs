@@ -2,11 +2,12 @@
 //!
 //! The key-value store would do both itself, but each in a way that can stall for good:
 //!
-//! * A commit to a full memtable asks the worker to rotate it. Every commit asks again until the worker has done so, and the
-//!   worker's queue is bounded. Once it is full, the worker waits for room in the queue that only the worker itself empties:
+//! * A commit to a full memtable asks the worker to rotate it. Every commit asks again until the
+//!   worker has done so, and the worker's queue is bounded. Once it is full, the worker waits for
+//!   room in the queue that only the worker itself empties:
 //!   <https://github.com/fjall-rs/fjall/pull/323>.
-//! * A commit that finds many full memtables, or many runs of files that are not compacted, waits until they are fewer. It does
-//!   not notice that the worker has ended.
+//! * A commit that finds many full memtables, or many runs of files that are not compacted, waits
+//!   until they are fewer. It does not notice that the worker has ended.
 //! * The worker compacts once for each flush. If that is not enough, runs pile up until commits
 //!   wait for compactions that nothing has requested.
 //!
@@ -93,8 +94,8 @@ impl Tables {
     }
 }
 
-/// Compacts what the table needs most. Keeps old versions of entries, because it does not know
-/// which of them snapshots need.
+/// Runs the most urgent compaction of the table. Keeps old versions of entries, because it does not
+/// know which of them snapshots need.
 fn compact(keyspace: &Keyspace) -> Result<(), fjall::Error> {
     let strategy = keyspace.config.compaction_strategy.clone();
     Ok(keyspace.tree.compact(strategy, 0)?)

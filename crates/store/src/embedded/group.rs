@@ -3,13 +3,13 @@
 //!
 //! What must hold:
 //!
-//! * Only the writer's thread makes groups, one after the other, so nothing that was compared can
-//!   change before it is written.
+//! * Only the writer's thread makes groups, one after the other, so no value changes between its
+//!   comparison and the write.
 //! * A key occurs in the database's batch at most once: rows, leases and cursors are merged here
 //!   first.
-//! * A call that fails while it is compared leaves nothing in the group.
+//! * A call whose comparison fails adds nothing to the group.
 //! * An unreadable row fails no call. A write is compared with the readable part; if it wins, the
-//!   values that it replaces are kept aside in the same batch.
+//!   values that it replaces are set aside in the same batch.
 //! * [`RecentStamps`] learns stamps only after they are durable.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use crate::{
 };
 use waybill_clock::wall_clock;
 
-/// A [`WriteBatch`] as bytes. Made by the caller's thread, to spare the writer's.
+/// A [`WriteBatch`] as bytes. The caller's thread makes it, to save time of the writer's thread.
 pub(super) struct EncodedBatch {
     due: Vec<[u8; INDEX_KEY_LEN]>,
     attention: Vec<[u8; INDEX_KEY_LEN]>,
@@ -94,7 +94,7 @@ impl EncodedBatch {
 struct PendingRow {
     /// The stamp of the state, if there is one.
     state_stamp: Option<Stamp>,
-    /// The stamp of the immutable part, or one that is not below it.
+    /// The stamp of the immutable part, or an upper bound of it.
     created_stamp: Option<Stamp>,
     /// Whether `created_stamp` is known and not a bound.
     created_stamp_is_exact: bool,
@@ -108,7 +108,7 @@ struct PendingRow {
     damage: Option<Box<Damage>>,
 }
 
-/// A stored row with an unreadable part, and its old values, to be kept aside. A row in a damaged
+/// A stored row with an unreadable part, and its old values, to be set aside. A row in a damaged
 /// block has no values.
 struct Damage {
     /// The unreadable part; taken once it is reported.
@@ -146,7 +146,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Adds a batch. Of each row, it keeps the part with the higher stamp.
+    /// Adds a batch. For each part of a row, keeps the version with the higher stamp.
     pub(super) fn write(&mut self, batch: EncodedBatch) -> Result<Written, StoreError> {
         self.rows.reserve(batch.rows.len());
         for row in &batch.rows {
@@ -164,7 +164,7 @@ impl<'a> Group<'a> {
         Ok(written)
     }
 
-    /// Loads what is stored of a row, as far as `row` has to be compared with it.
+    /// Loads the stored parts of a row with which `row` must be compared.
     fn load(&mut self, row: &EncodedRow) -> Result<(), StoreError> {
         if !self.rows.contains_key(&row.id) {
             let pending = self.stored(row.id)?;
@@ -248,7 +248,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Replaces the layout if the newest is exactly `seen`. Returns whether `layout` is the newest now.
+    /// Replaces the layout if the newest is exactly `seen`. Returns whether `layout` is the newest
+    /// now.
     pub(super) fn set_layout(
         &mut self,
         seen: Option<&Layout>,
@@ -276,7 +277,7 @@ impl<'a> Group<'a> {
         Ok(self.reply_key.insert(candidate).clone())
     }
 
-    /// Moves a sweep cursor, if that is forward.
+    /// Moves a sweep cursor forward. Ignores a move backward.
     pub(super) fn advance_cursor(
         &mut self,
         index_shard: PartitionId,
@@ -357,7 +358,7 @@ impl<'a> Group<'a> {
 }
 
 impl PendingRow {
-    /// A row that is stored with a state of this stamp, or not at all.
+    /// A row that is stored with a state of this stamp, or is not stored.
     fn with_state(stamp: Option<Stamp>) -> Self {
         // An immutable part is always written together with a state, so its stamp is not above the
         // state's, and without a state there is none.
@@ -372,7 +373,7 @@ impl PendingRow {
         }
     }
 
-    /// Records what is stored of the immutable part.
+    /// Records whether the immutable part is stored, and with which stamp.
     fn found_created(&mut self, created: Option<Stored>) {
         self.created_stamp_is_exact = true;
         self.created_stamp = match created {

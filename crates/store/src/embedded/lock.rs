@@ -10,7 +10,8 @@ use crate::StoreError;
 
 /// The file that the key-value store locks for as long as the store is open.
 const FILE: &str = "lock";
-/// How often the lock is tried. A child process that is being started holds its parent's locks for a moment.
+/// How often the lock is tried. A child process that is being started holds its parent's locks for
+/// a moment.
 const TRIES: u32 = 10;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
@@ -18,7 +19,8 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 ///
-/// [`StoreError::Locked`] if the store is open, [`StoreError::Unavailable`] if the lock cannot be tried.
+/// [`StoreError::Locked`] if the store is open, [`StoreError::Unavailable`] if the lock cannot be
+/// tried.
 pub(super) fn lock(dir: &Path) -> Result<Option<File>, StoreError> {
     let failed = |error| StoreError::unavailable("locking the directory", error);
     let file = match File::open(dir.join(FILE)) {

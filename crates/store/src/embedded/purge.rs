@@ -26,7 +26,7 @@ use super::reopening::Reopening;
 use super::writer::Command;
 use crate::{DUE_BUCKETS_AGAIN, DueBucket, StoreError, keys};
 
-/// How many entries are removed at once.
+/// How many entries are removed at a time.
 const PAGE: usize = 256;
 
 /// How old an attention entry is when it is looked at for the first time.
@@ -242,7 +242,8 @@ impl Purger {
             let page = left.min(PAGE);
             let tables = self.tables.get()?;
             let spent = tables.spent_attention(from, wall - ATTENTION_AGE, now, page)?;
-            // An index shard without old entries counts, too, so that a pass is bounded by all that it reads.
+            // An index shard without old entries counts, too, so that a pass is bounded by all that
+            // it reads.
             left -= spent.looked_at.max(1);
             let mut batch = tables.db.batch();
             for key in spent.keys {

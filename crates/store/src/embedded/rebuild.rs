@@ -72,7 +72,7 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     tracing::error!(
         store = %store.display(),
         unreadable_rows = lost,
-        "rebuilt the damaged state store from its readable data; the damaged one is kept beside it"
+        "rebuilt the damaged state store from its readable data; the damaged store is kept next to it"
     );
     Ok(())
 }
@@ -85,7 +85,7 @@ fn has_damage(table: &Keyspace) -> bool {
         .any(|file| file.iter().any(|item| item.is_err()))
 }
 
-/// Copies what can be read. Returns how many parts of rows are marked as unreadable.
+/// Copies the readable data. Returns how many parts of rows are marked as unreadable.
 fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
     let snapshot = old.db.snapshot();
     let mut lost = 0;
@@ -163,7 +163,7 @@ fn keys_of(
     Walk::new(damages, snapshot, table, all, Order::Ascending)
 }
 
-/// How long the keys of a table are; `None` where they differ.
+/// How long the keys of a table are; `None` if they differ.
 fn key_bytes(table: &str) -> Option<usize> {
     Some(match table {
         "state" | "created" => 16,
@@ -185,7 +185,7 @@ fn take_place(store: &Path, made: &Path) -> io::Result<()> {
     sync_dir(store.parent().unwrap_or(Path::new(".")))
 }
 
-/// A path beside the store's.
+/// A path next to the store's.
 fn beside(store: &Path, what: &str) -> PathBuf {
     let mut name = store.file_name().unwrap_or_default().to_owned();
     name.push(".");

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_stamp_is_gone_from_both_generations() {
+    fn a_removed_stamp_is_absent_from_both_generations() {
         let mut recent = RecentStamps::new(1);
         recent.insert(id(1), Stamp(1));
         recent.insert(id(2), Stamp(1));

@@ -1,16 +1,16 @@
 //! The open tables, and how they are opened again after a write failed.
 //!
 //! After a failed write, flush or compaction, the key-value store refuses writes until it is opened
-//! again; reads go on. So the writer opens it again in place, once there is room: as after a crash,
-//! the journal holds every acknowledged commit.
+//! again; reads continue. So the writer opens it again in place, once there is room: as after a
+//! crash, the journal holds every acknowledged commit.
 //!
 //! If writing or opening fails a second time within an hour although there is room, the disk is
 //! failing or a compaction has met a damaged block. Then no more writes are accepted. If the next
-//! start finds damage, it rebuilds the store from what can be read (`rebuild.rs`).
+//! start finds damage, it rebuilds the store from the readable data (`rebuild.rs`).
 //!
 //! What must hold: the old tables are closed before the new ones open, since closing flushes their
 //! buffer. The journal is rewritten before it is read (`waybill_disk::prepare`), because the pages
-//! of a failed sync may not be on disk.
+//! of a failed sync might not be on disk.
 
 use std::error::Error;
 use std::io;
@@ -30,7 +30,8 @@ use crate::StoreError;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How much must be free on the file system before that: less would be used up by the next flush.
 const ROOM_MIN: u64 = 16 << 20;
-/// A write that fails again within this time though there is room has the same cause: a disk that fails, or a damaged file.
+/// A write that fails again within this time though there is room has the same cause: a disk that
+/// fails, or a damaged file.
 const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// How long to wait for readers of the old tables.
 const READERS_PATIENCE: Duration = Duration::from_millis(500);

@@ -49,7 +49,7 @@ const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 /// for each flush, and one between lower levels moves about a file.
 const FILE_BYTES: u64 = 32 << 20;
 
-/// The key-value store never rotates a memtable by itself: see `flushing.rs`.
+/// The key-value store never rotates a memtable on its own: see `flushing.rs`.
 const NO_ROTATION: u64 = u64::MAX;
 
 /// The least that the key-value store accepts as the bound of its full journal files.
@@ -367,7 +367,7 @@ impl Tables {
         )
     }
 
-    /// Reads what the write path compares of a stored state.
+    /// Reads the part of a stored state that the write path compares.
     pub(super) fn stored_state(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
         let found = self.state.get(keys::row(id));
         let found = self.of_row(RowPart::State, id, found, "reading a stamp")?;
@@ -378,7 +378,7 @@ impl Tables {
         }))
     }
 
-    /// Reads what the write path compares of a stored immutable part.
+    /// Reads the part of a stored immutable part that the write path compares.
     pub(super) fn stored_created(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
         let found = self.created.get(keys::row(id));
         let found = self.of_row(RowPart::Created, id, found, "reading a stamp")?;
@@ -549,7 +549,8 @@ impl Tables {
             .collect()
     }
 
-    /// Reads up to `limit` keys of an index shard's deadline entries from `from` on and before `until`.
+    /// Reads up to `limit` keys of an index shard's deadline entries from `from` on and before
+    /// `until`.
     pub(super) fn due_keys(
         &self,
         index_shard: PartitionId,

@@ -1,12 +1,12 @@
 //! Starts write-back of tables' files while they grow.
 //!
 //! The key-value store writes a file of up to 32 MiB in one go and syncs it when it is complete.
-//! Without early write-back, all of it would go to the disk at once, and the syncs of requests on
-//! that disk would wait for it.
+//! Without early write-back, all of it would go to the disk in one burst, and the syncs of requests
+//! on that disk would wait for it.
 //!
-//! The thread looks at files only while some may grow: it wakes when memtables are rotated or a commit compacts, and
-//! sleeps again a second after the last flush, compaction and growth. Files that the key-value store begins while it
-//! opens the tables are not followed.
+//! The thread looks at files only while some may grow: it wakes when memtables are rotated or a
+//! commit compacts, and sleeps again a second after the last flush, compaction and growth. Files
+//! that the key-value store begins while it opens the tables are not followed.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -107,8 +107,8 @@ impl Table {
         }
     }
 
-    /// Starts write-back of what has been written since the last check. While the store is flushing or compacting, the newest
-    /// file is followed even if it does not grow.
+    /// Starts write-back of what has been written since the last check. While the store is flushing
+    /// or compacting, the newest file is followed even if it does not grow.
     fn check(&mut self, now: Instant, is_working: bool) {
         let new = self.next..self.tree.next_table_id();
         self.next = new.end;

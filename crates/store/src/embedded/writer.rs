@@ -131,7 +131,7 @@ impl Writer {
         }
     }
 
-    /// Commits `first` and the calls behind it, up to a call that is handled between two groups,
+    /// Commits `first` and the calls after it, up to a call that is handled between two groups,
     /// which it returns.
     fn commit_group(&mut self, tables: &Tables, first: Command) -> Option<Between> {
         let mut group = Group::new(tables, &mut self.recent);

@@ -22,7 +22,7 @@ pub enum LayoutError {
         /// The number after.
         to: u32,
     },
-    /// Each partition would have too many shards meanwhile.
+    /// Each partition would have too many shards in the meantime.
     #[error(
         "changing {now} partitions to {wanted} would need {shards} shards per partition in \
          between, but at most {SHARDS_PER_PARTITION_MAX} are allowed: change to a number in \

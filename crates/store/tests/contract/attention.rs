@@ -179,9 +179,7 @@ pub async fn a_page_of_no_entries_stays_where_it_is(subject: &impl Subject) {
     assert_eq!(page, wanted);
 }
 
-pub async fn what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it(
-    subject: &impl Subject,
-) {
+pub async fn entries_written_during_a_listing_appear_only_ahead_of_it(subject: &impl Subject) {
     let store = subject.open().await;
     let index_shard = fresh_partition();
     let [one, three, five] = [1, 3, 5].map(|day| at(day * DAY));

@@ -53,7 +53,8 @@ pub async fn a_layout_is_replaced_only_from_what_was_seen_and_read_back(subject:
 
 pub async fn of_eight_contenders_exactly_one_replaces_the_layout(subject: &impl Subject) {
     let store = subject.open().await;
-    // All successors differ, and all are of the one layout that is seen before any contender begins.
+    // All successors differ, and all are of the one layout that is seen before any contender
+    // begins.
     let (seen, _) = next(&*store, 1).await;
     let mut layouts = Vec::new();
     for shards in 1..=8 {

@@ -287,7 +287,7 @@ pub async fn leases_of_shards_of_layouts_and_of_roles_do_not_mix(subject: &impl 
     }
 }
 
-pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
+pub async fn an_ended_lease_is_kept_with_its_handover_and_cannot_be_renewed(
     subject: &impl Subject,
 ) {
     let key = scheduler(3, fresh_partition());

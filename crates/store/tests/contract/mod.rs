@@ -1,8 +1,8 @@
 //! The contract of every [`Store`], whatever holds its rows.
 //!
 //! An implementation defines in [`Subject`] how it is opened, and runs every rule with
-//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and index shards of their
-//! own, so that they may share one database.
+//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and index shards of
+//! their own, so that they may share one database.
 
 pub mod attention;
 pub mod corrupt;
@@ -72,7 +72,7 @@ pub async fn reopen_spoiled(
     subject.open().await
 }
 
-/// Makes one test of every rule, each with a subject of its own.
+/// Makes one test of every rule, each with its own subject.
 #[macro_export]
 macro_rules! contract_tests {
     ($subject:expr) => {
@@ -86,8 +86,8 @@ macro_rules! contract_tests {
                 a_lower_stamp_changes_nothing,
                 an_equal_stamp_changes_nothing,
                 a_late_create_brings_the_immutable_part_and_not_the_state,
-                the_highest_stamp_stands_in_every_order,
-                the_highest_stamp_stands_among_concurrent_writers,
+                the_highest_stamp_wins_in_every_order,
+                the_highest_stamp_wins_among_concurrent_writers,
                 a_row_whose_retention_has_passed_reads_as_none,
                 a_final_row_that_is_reopened_is_kept_for_good_again,
                 a_batch_of_two_thousand_rows_is_written_whole,
@@ -108,14 +108,14 @@ macro_rules! contract_tests {
                 of_sixteen_contenders_exactly_one_takes_a_lease,
                 an_owner_that_renews_and_a_contender_never_both_win,
                 leases_of_shards_of_layouts_and_of_roles_do_not_mix,
-                an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody,
+                an_ended_lease_is_kept_with_its_handover_and_cannot_be_renewed,
             }
             layout {
                 a_layout_is_replaced_only_from_what_was_seen_and_read_back,
                 of_eight_contenders_exactly_one_replaces_the_layout,
             }
             reply_key {
-                the_first_reply_key_stands_and_survives_reopening,
+                the_first_reply_key_remains_and_survives_reopening,
                 all_of_eight_callers_get_the_same_reply_key,
             }
             due {
@@ -131,7 +131,7 @@ macro_rules! contract_tests {
                 a_listing_keeps_to_its_instants_and_to_its_index_shards,
                 a_cursor_that_was_made_up_lists_nothing_outside_its_instants,
                 a_page_of_no_entries_stays_where_it_is,
-                what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it,
+                entries_written_during_a_listing_appear_only_ahead_of_it,
             }
         }
     };

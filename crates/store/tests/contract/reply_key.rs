@@ -11,7 +11,7 @@ fn key(seed: u64) -> ReplyKey {
     ReplyKey::new(std::array::from_fn(|_| random.next().to_le_bytes()[0]))
 }
 
-pub async fn the_first_reply_key_stands_and_survives_reopening(subject: &impl Subject) {
+pub async fn the_first_reply_key_remains_and_survives_reopening(subject: &impl Subject) {
     let store = subject.open().await;
     let first = store.reply_key(key(1)).await.unwrap();
     assert_eq!(store.reply_key(key(2)).await.unwrap(), first);

@@ -106,7 +106,7 @@ pub async fn a_late_create_brings_the_immutable_part_and_not_the_state(subject: 
     assert_eq!(read_one(&*store, id).await, Some(row(id, 20, 10)));
 }
 
-pub async fn the_highest_stamp_stands_in_every_order(subject: &impl Subject) {
+pub async fn the_highest_stamp_wins_in_every_order(subject: &impl Subject) {
     let mut store = subject.open().await;
     let mut random = Random::new(7);
     for round in 0..30 {
@@ -136,7 +136,7 @@ pub async fn the_highest_stamp_stands_in_every_order(subject: &impl Subject) {
     }
 }
 
-pub async fn the_highest_stamp_stands_among_concurrent_writers(subject: &impl Subject) {
+pub async fn the_highest_stamp_wins_among_concurrent_writers(subject: &impl Subject) {
     const WRITERS: usize = 8;
     let store = subject.open().await;
     let mut random = Random::new(11);

@@ -25,7 +25,7 @@ fn problem(error: StoreError) -> CqlProblem {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_migrations_at_once_make_one_schema() {
+async fn eight_concurrent_migrations_create_one_schema() {
     let Some(subject) = Cql::new_or_skip() else {
         return;
     };

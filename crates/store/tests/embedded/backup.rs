@@ -114,7 +114,7 @@ async fn held_back_commits_are_applied_afterwards() {
     writing.await.unwrap().unwrap();
     let (snapshot, ()) = holding.await.unwrap().unwrap();
     let entries = snapshot.entries().map(|entry| entry.unwrap().table);
-    // Where the store keeps the time of retention.
+    // The file in which the store keeps the time of retention.
     assert_eq!(entries.collect::<Vec<_>>(), ["leases"]);
     assert_eq!(read(&store, id).await, Some(row(id, 1, 1)));
 }

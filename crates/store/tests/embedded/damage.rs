@@ -1,4 +1,4 @@
-//! Unreadable values on disk: they are named, and kept aside when a write replaces them.
+//! Unreadable values on disk: they are named, and set aside when a write replaces them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -223,7 +223,7 @@ fn damage_a_block(path: &Path, table: &str) -> std::path::PathBuf {
             .expect("the table was written out")
     };
     let mut bytes = std::fs::read(&file).unwrap();
-    // Data blocks come first, each behind a header of 33 bytes.
+    // Data blocks come first, each after a header of 33 bytes.
     let at = match bytes.len() {
         0..4_096 => 34,
         len => len / 3,
@@ -268,7 +268,7 @@ async fn a_damaged_block_makes_its_rows_unreadable_and_no_others() {
             assert!(text.contains(part), "{part:?} is not in {text:?}");
         }
 
-        // The export continues behind it, too.
+        // The export continues after it, too.
         let listed = store.rows().filter_map(|row| row.unwrap().ok()).count();
         assert_eq!(listed, ids.len() - damaged.len(), "{table}");
 
@@ -446,7 +446,8 @@ async fn a_changed_byte_in_a_journal_is_detected() {
     assert!(read.iter().all(|row| matches!(row, Ok(Some(_)))));
 }
 
-/// Its damaged rows stay unreadable, though older states of them could be read, and all others are as they were.
+/// Its damaged rows stay unreadable, though older states of them could be read, and all others are
+/// as they were.
 #[tokio::test]
 async fn a_store_stopped_by_a_damaged_block_is_rebuilt_from_its_readable_data() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,7 +18,8 @@ const INDEX_SHARD: PartitionId = PartitionId(0);
 /// How many rows have a newer state in the journal.
 const IN_JOURNAL: usize = 20;
 
-/// A store that was flushed and compacted, has copies of its small files, and entries that are in its journal alone.
+/// A store that was flushed and compacted, has copies of its small files, and entries that are in
+/// its journal alone.
 struct Sample {
     dir: tempfile::TempDir,
     ids: Vec<OperationId>,
@@ -283,7 +284,7 @@ async fn a_damaged_file_without_a_copy_is_reported() {
     let of = |kind: &str| -> Vec<Outcome> { found[kind].keys().copied().collect() };
     assert_eq!(of("format"), [Outcome::Whole]);
     assert_eq!(of("record of the journals"), [Outcome::Whole]);
-    // The checksum beside a number reveals that it no longer matches.
+    // The checksum next to a number reveals that it no longer matches.
     assert_eq!(of("current"), [Outcome::Whole, Outcome::Refused]);
     assert_eq!(of("manifest"), [Outcome::Refused]);
     assert_eq!(of("table of the registry"), [Outcome::Refused]);
@@ -380,7 +381,8 @@ async fn a_missing_file_is_restored_or_reported() {
                 "record of the journals" => Outcome::Whole,
                 _ => wanted,
             };
-            // Without `current` it cannot be said which manifest is missing, and the other way round.
+            // Without `current` it cannot be said which manifest is missing, and the other way
+            // round.
             let outcome = sample.outcome(dir.path(), file.parent().unwrap()).await;
             assert_eq!(outcome, wanted, "{}", file.display());
         }

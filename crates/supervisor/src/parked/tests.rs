@@ -171,7 +171,7 @@ async fn recent_entries_are_read_again_and_older_ones_once_an_hour() {
 }
 
 #[tokio::test]
-async fn an_entry_with_a_future_time_counts_at_once() {
+async fn an_entry_with_a_future_time_counts_immediately() {
     let mut fixture = Fixture::new(1);
     fixture.row(id(1), 100, ProcessState::Error).await;
     fixture.entry(id(1), 5_000).await;

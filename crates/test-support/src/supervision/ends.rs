@@ -53,7 +53,7 @@ impl Setup {
     }
 
     /// Waits until every operation has ended or is parked, and returns their states. Asks for few
-    /// at a time, the oldest first: requests that come too early cost the servers more than the
+    /// at a time, the oldest first: requests that arrive too early cost the servers more than the
     /// operations do.
     pub async fn all_end(&self, ids: &[String]) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;

@@ -11,8 +11,8 @@ use crate::setup::Setup;
 /// The services, as `/faults` names them.
 pub const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
 
-/// A workflow, its agents and further configuration of a setup. All times are a fraction of those
-/// in the shipped files.
+/// A workflow, its agents and additional configuration of a setup. All times are a fraction of
+/// those in the shipped files.
 pub struct Setting {
     /// The agents file.
     pub agents: String,
@@ -66,7 +66,7 @@ impl Setting {
     pub fn setup(self) -> Setup {
         let setup = Setup::of_either_kind("");
         let sections = self.sections(&setup.path(""));
-        // On servers, few operations at once, so that each step meets its complete-by.
+        // On servers, few operations at the same time, so that each step meets its complete-by.
         let in_flight_max = if setup.is_on_servers() { 300 } else { 4_000 };
         let config = format!(
             "partitions: 4\n\

@@ -148,7 +148,7 @@ async fn a_layout_without_owners_is_skipped() {
 }
 
 #[tokio::test]
-async fn many_layouts_without_owners_are_skipped_at_once() {
+async fn many_layouts_without_owners_are_skipped_immediately() {
     let site = Site::new();
     site.lease(0, 0, None, 25).await;
     let numbers: Vec<u32> = (0..40)

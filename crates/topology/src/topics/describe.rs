@@ -11,7 +11,7 @@ use super::Needed;
 pub struct Found {
     /// Its partitions, in order.
     pub partitions: Vec<PartitionState>,
-    /// Its settings; `None` if this client may not read them.
+    /// Its settings; `None` if this client has no permission to read them.
     pub settings: Option<TopicSettings>,
 }
 

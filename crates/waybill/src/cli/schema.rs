@@ -1,6 +1,8 @@
-//! `waybill schema`: prints the JSON Schemas of the files that people write, which editors use to complete and check them.
+//! `waybill schema`: prints the JSON Schemas of the files that people write, which editors use to
+//! complete and check them.
 //!
-//! What must hold: `schemas/files/` has a copy of each, and every example names its schema in its first line.
+//! What must hold: `schemas/files/` has a copy of each, and every example names its schema in its
+//! first line.
 
 use std::path::Path;
 

@@ -6,14 +6,15 @@ use waybill_http::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_
 /// What to do with tokens.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Create a token; print it once, on standard error, and its entry for auth.tokensFile on standard output
+    /// Create a token; print it once, on standard error, and its entry for auth.tokensFile on
+    /// standard output
     Create(CreateArgs),
 }
 
 /// The arguments of `waybill token create`.
 #[derive(Clone, Debug, Args)]
 pub struct CreateArgs {
-    /// The name of the token's owner, such as in the history of operations
+    /// The name of the token's owner, as shown in the history of operations
     #[arg(long, value_name = "NAME")]
     name: String,
     /// The scopes of the token
@@ -24,14 +25,16 @@ pub struct CreateArgs {
         required_unless_present = "agents"
     )]
     scopes: Vec<Scope>,
-    /// Agents that may use this token on the embedded broker, to read their requests and write replies
+    /// Agents that may use this token on the embedded broker, to read their requests and write
+    /// replies
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     agents: Vec<Box<str>>,
     #[command(flatten)]
     whose: Whose,
 }
 
-/// The tenants of a token. Required, so that no token for all tenants results from a forgotten flag.
+/// The tenants of a token. Required, so that no token for all tenants results from a forgotten
+/// flag.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Whose {

@@ -21,7 +21,7 @@ use super::instance;
 /// The subdirectory of the data directory with the names of instances.
 const INSTANCES_DIR: &str = "agents";
 
-/// The name of the built-in agents in place of a file name.
+/// The name of the built-in agents, used instead of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery agents";
 
 /// How agents reach the simulated services.
@@ -115,7 +115,7 @@ pub(super) fn load(
     Ok(handlers)
 }
 
-/// The agents of the workflows that are not among `names`. Another process has to run them.
+/// The agents of the workflows that are not among `names`. Another process must run them.
 pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Vec<String> {
     let agents = workflows.agents().into_iter();
     let is_here = |agent: &str| names.iter().any(|name| name.as_ref() == agent);

@@ -50,7 +50,7 @@ pub(super) fn start(
     Ok(())
 }
 
-/// Runs a follower, and keeps its name reserved for this process meanwhile.
+/// Runs a follower, and keeps its name reserved for this process in the meantime.
 async fn held_for(
     place: Option<Arc<InstancePlace>>,
     following: impl Future<Output = anyhow::Result<()>>,

@@ -97,7 +97,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_connections_refused_total",
-            "New connections that found no room, because no open one could be closed for them",
+            "New connections that were refused because no open one could be closed for them",
             [],
         ),
         |s| s.connections_refused,
@@ -105,7 +105,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_slow_transfers_total",
-            "Connections that were closed because their request or answer was among the slowest while memory for large ones was short",
+            "Connections that were closed because their request or response was among the slowest while memory for large ones was short",
             [],
         ),
         |s| s.slow_transfers,
@@ -252,7 +252,7 @@ static GAUGES: [Counted<Gauge>; 23] = [
     (
         Metric::new(
             "waybill_broker_stored_groups",
-            "Consumer groups with committed offsets, counted anew within ten seconds after some were removed",
+            "Consumer groups with committed offsets, recounted within ten seconds after some were removed",
             [],
         ),
         |s| s.stored_groups,
@@ -300,7 +300,7 @@ static GAUGES: [Counted<Gauge>; 23] = [
     (
         Metric::new(
             "waybill_broker_buffer_bytes",
-            "Memory of produce requests, members that join groups, and answers to fetches, where they are larger than 64 KiB, in bytes: the most within the last second",
+            "Memory of produce requests, members that join groups, and fetch responses, if they are larger than 64 KiB, in bytes: the most within the last second",
             [],
         ),
         |s| s.buffer_bytes,
@@ -308,7 +308,7 @@ static GAUGES: [Counted<Gauge>; 23] = [
     (
         Metric::new(
             "waybill_broker_buffer_bytes_max",
-            "Limit on the memory of large produce requests, joining members, and answers to fetches, in bytes",
+            "Limit on the memory of large produce requests, joining members, and fetch responses, in bytes",
             [],
         ),
         |s| s.buffer_bytes_max,
@@ -316,7 +316,7 @@ static GAUGES: [Counted<Gauge>; 23] = [
     (
         Metric::new(
             "waybill_broker_control_buffer_bytes",
-            "Memory of other requests of more than about 7 KiB, with their answers, in bytes: the most within the last second",
+            "Memory of other requests of more than about 7 KiB, with their responses, in bytes: the most within the last second",
             [],
         ),
         |s| s.control_buffer_bytes,
@@ -324,7 +324,7 @@ static GAUGES: [Counted<Gauge>; 23] = [
     (
         Metric::new(
             "waybill_broker_control_buffer_bytes_max",
-            "Limit on the memory of other large requests, with their answers, in bytes",
+            "Limit on the memory of other large requests, with their responses, in bytes",
             [],
         ),
         |s| s.control_buffer_bytes_max,

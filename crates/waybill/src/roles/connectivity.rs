@@ -1,6 +1,6 @@
 //! Checks that a process reaches its brokers, topics and store. Readiness depends on it.
 //!
-//! Clients and drivers retry by themselves, so a role with an unreachable broker or database makes
+//! Clients and drivers retry on their own, so a role with an unreachable broker or database makes
 //! no progress and reports no error. `/readyz` shows the outage and its end.
 
 use std::time::{Duration, Instant};

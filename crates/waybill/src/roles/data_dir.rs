@@ -46,7 +46,7 @@ pub(super) enum DataDirError {
         #[source]
         source: io::Error,
     },
-    /// This user may not read the directory, or create files in it.
+    /// This user has no permission to read the directory, or create files in it.
     #[error("cannot read and write the directory {}{rights}", .path.display())]
     Access {
         /// The directory.

@@ -16,7 +16,7 @@ use waybill_node::{Role, open_files};
 use super::{ports, prepare_data_dir, start};
 
 /// How many tasks a runtime thread runs before it polls sockets and timers (tokio's default is 61).
-/// Rarer polls make larger batches. An idle thread polls at once.
+/// Rarer polls make larger batches. An idle thread polls immediately.
 const EVENT_INTERVAL_TASKS: u32 = 200;
 
 /// Runs a role until a signal or a failure ends it.

@@ -1,6 +1,6 @@
 //! Wires the roles: turns the configuration into running parts.
 //!
-//! A role starts in the same way alone in its process or beside others. The only differences are
+//! A role starts in the same way alone in its process or alongside others. The only differences are
 //! which roles start, and where the broker and the services are.
 
 mod agents;

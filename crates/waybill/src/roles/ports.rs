@@ -1,5 +1,5 @@
 //! Checks that all listen addresses of a role can be bound, before anything else is created, and
-//! reports all failures at once.
+//! reports all failures together.
 
 use std::io;
 use std::net::SocketAddr;
@@ -42,7 +42,8 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Binds an address as a listener would, and releases it. It accepts no connections meanwhile.
+/// Binds an address as a listener would, and releases it. It accepts no connections in the
+/// meantime.
 fn bind(address: SocketAddr) -> io::Result<()> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),

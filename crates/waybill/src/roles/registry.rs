@@ -2,7 +2,7 @@
 //!
 //! What must hold: **a role writes nothing, and is not ready, before it has its schema IDs**. It
 //! waits for an unavailable registry. It exits with a hint if the registry refuses, or lacks a
-//! schema that the role may not register.
+//! schema that the role has no permission to register.
 
 use std::time::Duration;
 

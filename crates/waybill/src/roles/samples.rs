@@ -126,7 +126,7 @@ impl fmt::Display for Addresses {
              {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
              \"dropOffLocation\":\"7 Hill Road\",\n   \
              \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
-             and follow the Location of the answer with: curl -s{trust}{token} '{http}<Location>'\n\n\
+             and follow the Location of the response with: curl -s{trust}{token} '{http}<Location>'\n\n\
              API documentation:   {http}/docs\n\
              Metrics, partitions: {admin}/metrics  {admin}/schedulers\n\n\
              Ctrl-C shuts the process down cleanly; the next start continues all operations."
@@ -239,7 +239,7 @@ impl Samples {
             let answer = client
                 .request(request)
                 .await
-                .context("a sample got no answer")?;
+                .context("a sample got no response")?;
             let status = answer.status();
             let body = answer.into_body().collect().await?.to_bytes();
             self.answered(status, &body, began);

@@ -117,7 +117,7 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
             None => Ok(()),
             Some(why) => anyhow::bail!(
                 "the state store no longer accepts writes: {why}. Check the disk, then start the process again: if a file is \
-                 damaged, it rebuilds the store from the readable data and keeps the damaged one beside it"
+                 damaged, it rebuilds the store from the readable data and keeps the damaged one next to it"
             ),
         }
     });

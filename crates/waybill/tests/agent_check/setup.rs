@@ -1,4 +1,4 @@
-//! A broker in its own process, further processes, and the command that checks agents.
+//! A broker in its own process, additional processes, and the command that checks agents.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

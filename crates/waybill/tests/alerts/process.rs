@@ -16,7 +16,7 @@ use crate::smtp::SmtpServer;
 fn setup(webhook: SocketAddr, mail: &SmtpServer) -> Setup {
     Setup::new(&format!(
         "alerts:
-  # Every alert of these tests is to be a message of its own.
+  # Every alert of these tests is to be its own message.
   dedupWindow: 1ms
   attemptsMax: 100000
   backoff: 50ms
@@ -159,7 +159,7 @@ async fn undelivered_alerts_survive_a_stop_and_a_kill() {
     let up = setup.again("up", &[], &LISTENERS);
     setup.ready().await;
     let second = park(&setup, "second").await;
-    // A receiver that got the first alert does not get it again after an graceful stop.
+    // A receiver that got the first alert does not get it again after a graceful stop.
     let after_stop = mails(&setup, &mail, 2).await;
     assert!(after_stop[1].text.contains(&second), "{after_stop:?}");
     up.kill();

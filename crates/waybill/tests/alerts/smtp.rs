@@ -1,4 +1,4 @@
-//! A small SMTP server that keeps received mails and answers as a test configures it.
+//! A small SMTP server that keeps received messages and sends the replies that a test configures.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_native_tls::TlsAcceptor;
 use waybill_alerts::EmailTls;
 
-/// A received mail.
+/// A received message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mail {
     pub from: String,
@@ -113,7 +113,7 @@ impl SmtpServer {
         }
     }
 
-    /// The events, once there are `count` mails.
+    /// The events, once there are `count` messages.
     pub async fn mails(&self, count: usize) -> Vec<Mail> {
         let mut seen = self.seen.clone();
         let seen = seen.wait_for(|seen| seen.mails.len() >= count).await;
@@ -223,7 +223,7 @@ impl Session {
     }
 }
 
-/// Reads a mail up to the line with a single dot.
+/// Reads a message up to the line with a single dot.
 async fn read_text<S: Stream>(stream: &mut BufReader<S>) -> io::Result<String> {
     let mut text = String::new();
     while let Some(line) = next_line(stream).await?
@@ -235,7 +235,7 @@ async fn read_text<S: Stream>(stream: &mut BufReader<S>) -> io::Result<String> {
     Ok(text)
 }
 
-/// The next line without its end; `None` if the client disconnected.
+/// The next line without its line ending; `None` if the client disconnected.
 async fn next_line<S: Stream>(stream: &mut BufReader<S>) -> io::Result<Option<String>> {
     let mut line = String::new();
     let length = stream.read_line(&mut line).await?;

@@ -262,7 +262,7 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     let refused = message(&refused, 1);
     assert!(refused.contains("another backup"), "{refused}");
     assert!(!file.exists() && !setup.path("second.backup.partial").exists());
-    // The setup continues meanwhile, and the next backup can be made afterwards.
+    // The setup continues in the meantime, and the next backup can be made afterwards.
     let id = setup.deliver(&delivery("meanwhile", false)).await;
     setup.all_reach(&[id], "Processed").await;
     drop(unread);

@@ -70,7 +70,7 @@ async fn any_leading_broker_of_three_may_be_killed_without_losing_a_delivery() {
     drop((services, members, ingestion));
 }
 
-/// Starts all at once, because none becomes ready alone.
+/// Starts all brokers at the same time, because no broker becomes ready alone.
 fn start_all(dir: &Path) -> Vec<Server> {
     let ports: Vec<u16> = (0..BROKERS).map(|_| free_port()).collect();
     let voters = (1..)

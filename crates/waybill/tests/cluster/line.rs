@@ -39,7 +39,7 @@ impl Line {
     pub async fn to(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a port is free");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener is bound");
         let (state, of_line) = watch::channel(State::Open);
         let server = server.to_owned();
         tokio::spawn(async move {

@@ -178,7 +178,7 @@ fn partition_of(id: &str) -> u32 {
 
 /// Deletes all requests of a partition, as retention would.
 async fn delete_requests(cluster: &Cluster, partition: u32) {
-    let partition = i32::try_from(partition).expect("it is a small number");
+    let partition = i32::try_from(partition).expect("the number is small");
     let mut up_to = TopicPartitionList::new();
     up_to
         .add_partition_offset(

@@ -39,7 +39,7 @@ impl Member {
 
     /// Sends SIGKILL.
     pub fn kill(&mut self) {
-        self.process.take().expect("it runs").kill();
+        self.process.take().expect("the program runs").kill();
     }
 
     /// Starts it again, with its old data directory and addresses.
@@ -49,7 +49,7 @@ impl Member {
         self.process = Some(process);
     }
 
-    /// Sends SIGKILL and starts it again at once.
+    /// Sends SIGKILL and starts it again immediately.
     pub fn kill_and_start_again(&mut self) {
         self.kill();
         self.start_again();
@@ -57,7 +57,7 @@ impl Member {
 
     /// Sends SIGTERM and waits for an orderly exit.
     pub fn terminate(&mut self) {
-        let code = self.process.take().expect("it runs").terminate();
+        let code = self.process.take().expect("the program runs").terminate();
         assert_eq!(code, Some(0), "{}", self.setup.log_tail());
     }
 
@@ -79,16 +79,19 @@ impl Member {
     }
 
     fn signal(&self, signal: &str) {
-        let process = self.process.as_ref().expect("it runs");
+        let process = self.process.as_ref().expect("the program runs");
         let pid = process.child.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status();
         assert!(sent.is_ok_and(|status| status.success()), "{signal} {pid}");
     }
 
-    /// Whether it has ended by itself.
+    /// Whether it has ended on its own.
     pub fn has_ended(&mut self) -> bool {
         let process = self.process.as_mut().expect("it was started");
-        let ended = process.child.try_wait().expect("it can be waited for");
+        let ended = process
+            .child
+            .try_wait()
+            .expect("the child can be waited for");
         ended.is_some()
     }
 

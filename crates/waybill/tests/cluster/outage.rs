@@ -13,7 +13,7 @@ use crate::line::{Line, State};
 
 /// The length of the outage: several leases.
 const AWAY: Duration = Duration::from_secs(20);
-/// The interval of deliveries meanwhile.
+/// The interval of deliveries in the meantime.
 const EVERY: Duration = Duration::from_millis(100);
 const DELIVERIES: usize = 100;
 

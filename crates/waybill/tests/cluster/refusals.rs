@@ -49,14 +49,14 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
         .await;
     scheduler.start_again();
     scheduler.setup.ready().await;
-    let status = repartition.wait().expect("it can be waited for");
+    let status = repartition.wait().expect("the child can be waited for");
     assert!(status.success(), "{status}");
     drop(scheduler);
     cluster.remove().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unmigrated_store_is_refused_and_two_may_migrate_it_at_once() {
+async fn an_unmigrated_store_is_refused_and_two_processes_can_migrate_it() {
     let Some(cluster) = Cluster::new_or_skip().await else {
         return;
     };
@@ -90,7 +90,9 @@ async fn an_unmigrated_store_is_refused_and_two_may_migrate_it_at_once() {
         command.spawn().expect("the program was built")
     });
     for process in both {
-        let output = process.wait_with_output().expect("it can be waited for");
+        let output = process
+            .wait_with_output()
+            .expect("the child can be waited for");
         assert_migrated(&cluster, &output);
     }
     assert_migrated(&cluster, &cluster.run(&["store", "migrate"]));

@@ -48,7 +48,7 @@ async fn partitions_are_added_and_removed_under_several_schedulers() {
                 schedulers[1].kill_and_start_again();
             }
             // It stops waiting for shards after a while, and may be started again.
-            let mut status = repartition.wait().expect("it runs");
+            let mut status = repartition.wait().expect("the program runs");
             for _ in 0..3 {
                 if status.success() {
                     break;

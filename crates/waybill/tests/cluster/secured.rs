@@ -46,7 +46,7 @@ fn documented() -> Value {
     let (_, behind) = page
         .split_once("```yaml\n# secured.yaml\n")
         .expect("the page shows the configuration");
-    let (yaml, _) = behind.split_once("\n```").expect("it ends");
+    let (yaml, _) = behind.split_once("\n```").expect("the program ends");
     serde_saphyr::from_str(yaml).expect("it is YAML")
 }
 

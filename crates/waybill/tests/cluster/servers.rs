@@ -67,7 +67,7 @@ impl Server {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut script = command.spawn().expect("the script exists");
-        let lines = BufReader::new(script.stdout.take().expect("it is piped")).lines();
+        let lines = BufReader::new(script.stdout.take().expect("the output is piped")).lines();
         let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
@@ -84,9 +84,9 @@ impl Server {
     /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.signal("-KILL");
-        let mut script = self.script.take().expect("it runs");
+        let mut script = self.script.take().expect("the program runs");
         // The script sees that its server has ended, and has nothing left to stop.
-        script.wait().expect("it can be waited for");
+        script.wait().expect("the child can be waited for");
     }
 
     /// Makes every write to its files fail, as on a full disk. Waits until the server has ended
@@ -99,8 +99,8 @@ impl Server {
             limited.is_ok_and(|status| status.success()),
             "prlimit {pid}"
         );
-        let mut script = self.script.take().expect("it runs");
-        script.wait().expect("it can be waited for");
+        let mut script = self.script.take().expect("the program runs");
+        script.wait().expect("the child can be waited for");
     }
 
     /// Sends SIGSTOP.

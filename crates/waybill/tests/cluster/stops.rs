@@ -138,7 +138,7 @@ fn shuffled() -> Vec<(Victim, Fault)> {
     let mut faults: Vec<_> = faults.collect();
     let mut dice = Dice(SEED);
     for last in (1..faults.len()).rev() {
-        let at = usize::try_from(dice.below(last as u64 + 1)).expect("it is a small number");
+        let at = usize::try_from(dice.below(last as u64 + 1)).expect("the number is small");
         faults.swap(last, at);
     }
     faults

@@ -1,4 +1,4 @@
-//! A rolling upgrade from the previous release, and the way back, while deliveries run.
+//! A rolling upgrade from the previous release, and a rollback, while deliveries run.
 
 use std::path::Path;
 use std::sync::Arc;

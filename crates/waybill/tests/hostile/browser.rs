@@ -87,7 +87,7 @@ impl Browser {
         browser.map(Self)
     }
 
-    /// Whether it ended by itself, as a placeholder for a missing browser does.
+    /// Whether it ended on its own, as a placeholder for a missing browser does.
     fn has_ended(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }

@@ -221,7 +221,7 @@ impl Site {
             directory,
             _process: process,
             addresses,
-            // A new connection for each request, so that the listener has to accept it.
+            // A new connection for each request, so that the listener must accept it.
             http: Client::builder().pool_max_idle_per_host(0).build().unwrap(),
             prefix,
             tokens,

@@ -187,6 +187,7 @@ fn request(operation: OperationId, id: &str) -> Vec<u8> {
         deadline: None,
         reply_to: None,
         request_hash: RequestHash([0; 16]),
+        verify_hash: false,
         requested_at: Timestamp(1),
         traceparent: None,
         resubmission_of: None,

@@ -102,7 +102,7 @@ fn produce_and(bytes: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_of_a_request_behind_a_long_one_keeps_no_memory() {
+async fn a_part_of_a_request_after_a_long_one_keeps_no_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let site = Site::start_within(limit.as_ref());
     let mut streams = send_unread(&site, "broker", produce_and(1)).await;

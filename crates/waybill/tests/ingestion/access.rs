@@ -228,7 +228,7 @@ async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some(
             .collect()
     };
 
-    // It fills the queue alone. Further requests are refused at once.
+    // It fills the queue alone. Further requests are refused immediately.
     let mut alone = begin('a');
     assert_eq!([alone.next().await, alone.next().await], [Some(503); 2]);
     assert_eq!(send("zeta", "z0".to_owned()).await, 503);

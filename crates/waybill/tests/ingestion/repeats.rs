@@ -91,7 +91,7 @@ async fn a_delivery_repeated_through_either_form_is_one_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_else_conflict() {
+async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_conflict_otherwise() {
     let setup = Setup::start().await;
     let warm = setup.post(OPERATIONS, order("warm", 1)).send().await;
     assert_eq!(warm.unwrap().status(), StatusCode::ACCEPTED);

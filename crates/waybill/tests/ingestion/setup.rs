@@ -456,5 +456,5 @@ pub async fn problem(response: Response) -> (u16, String, Value) {
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
-        .expect("it takes too long")
+        .expect("the program takes too long")
 }

@@ -130,7 +130,7 @@ async fn a_location_distinguishes_pending_rejected_and_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_read_is_a_problem_of_its_own_id_only() {
+async fn an_unreadable_row_is_a_problem_of_its_own_id_only() {
     let setup = Setup::start().await;
     let bad = OperationId::of_caller("", "bad");
     let row = state_only(bad, ProcessState::Processing, Timestamp(1));

@@ -12,7 +12,7 @@ use waybill_test_support::process::{Process, log_tail, without_test_variables};
 /// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A workflow that parks failed operations, where the built-in one compensates them.
+/// A workflow that parks failed operations; the built-in one compensates them.
 pub const PARCEL: &str = "
 name: parcel
 version: 1

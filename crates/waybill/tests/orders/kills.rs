@@ -114,8 +114,8 @@ fn repeated_kills_lose_and_duplicate_no_order() {
     assert_eq!(shop.postgres.number(shelf), on_hand);
 }
 
-/// The customers: a process for each order, several at once. A killed one leaves either a complete
-/// order or none, and is started again.
+/// The customers: a process for each order, several at the same time. A killed one leaves either a
+/// complete order or none, and is started again.
 #[derive(Default)]
 struct Customers {
     next: u64,
@@ -126,7 +126,7 @@ struct Customers {
 }
 
 impl Customers {
-    /// Places further orders. Returns whether any are left.
+    /// Places additional orders. Returns whether any are left.
     fn order(&mut self, shop: &Shop, random: &mut Random) -> bool {
         while self.ordering.len() < ORDERING_AT_ONCE {
             let Some(order) = self.again.pop().or_else(|| {

@@ -224,7 +224,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.enable_all().build().unwrap().block_on(future)
 }
 
-/// Waits for a process that ends by itself.
+/// Waits for a process that ends on its own.
 pub fn finished(mut child: Child, what: &str) -> Output {
     let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
         std::thread::spawn(move || {

@@ -115,7 +115,7 @@ async fn every_record_has_a_schema_id_of_its_subject() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
+async fn restarts_with_a_registry_and_with_a_read_only_one_lose_nothing() {
     let stub = Stub::start().await;
     let mut setup = Setup::new("partitions: 2\n");
     let up = setup.up();
@@ -261,7 +261,7 @@ async fn a_record_with_an_unknown_schema_id_is_poison() {
     setup.all_reach(&ids, "Processed").await;
     let mut dead = Vec::new();
     setup
-        .eventually("the poison record is put aside", async || {
+        .eventually("the poison record is dead-lettered", async || {
             dead = values(&setup);
             dead.retain(|(topic, _)| topic == DEAD);
             !dead.is_empty()

@@ -206,7 +206,7 @@ async fn topics_that_a_token_may_not_describe_are_named() {
             Some(&reports),
         );
         assert_eq!(done.code, 1, "{}", done.text);
-        let named = "not listed, because this login may not describe them: ";
+        let named = "not listed, because this login has no permission to describe them: ";
         assert!(done.stderr.contains(named), "{}", done.stderr);
         for topic in forbidden {
             assert!(done.stderr.contains(&dlq_of(topic)), "{}", done.stderr);
@@ -234,7 +234,10 @@ async fn topics_that_a_token_may_not_describe_are_named() {
     assert_eq!(topics.len(), 1, "{findings:?}");
     assert_eq!(topics[0].0, "note");
     assert!(topics[0].1.contains("does not allow this"), "{topics:?}");
-    let unknown = ("note", "unknown: this login may not describe the topics");
+    let unknown = (
+        "note",
+        "unknown: this login has no permission to describe the topics",
+    );
     for what in ["agents", "lag"] {
         assert_eq!(findings_of(what), [unknown], "{what}");
     }

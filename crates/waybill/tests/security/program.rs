@@ -356,7 +356,7 @@ impl Drop for Up {
 pub async fn until(holds: impl AsyncFn() -> bool) {
     let began = Instant::now();
     while !holds().await {
-        assert!(began.elapsed() < PATIENCE, "it takes too long");
+        assert!(began.elapsed() < PATIENCE, "the program takes too long");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }

@@ -57,10 +57,10 @@ async fn a_damaged_store_block_harms_only_its_operations() {
 
     let readiness = setup.client.get(setup.url("admin", "/readyz")).send().await;
     let readiness = readiness
-        .expect("it answers")
+        .expect("the process answers")
         .text()
         .await
-        .expect("it is text");
+        .expect("the response is text");
     let doctor = run(&setup, &["doctor"]);
     assert!(bad(&doctor).contains(&"damage".to_owned()), "{doctor:?}");
     let findings = json_lines(&doctor);
@@ -126,10 +126,10 @@ async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position()
     setup.all_reach(&ids[..1], "Processed").await;
     let readyz = async || {
         let answer = setup.client.get(setup.url("admin", "/readyz")).send().await;
-        let answer = answer.expect("it answers");
+        let answer = answer.expect("the process answers");
         (
             answer.status().as_u16(),
-            answer.text().await.expect("it is text"),
+            answer.text().await.expect("the response is text"),
         )
     };
     let topic = setup.topic(REQUESTS);
@@ -148,7 +148,7 @@ async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position()
         "{message}"
     );
     let schedulers = setup.client.get(setup.url("admin", "/schedulers")).send();
-    let message = schedulers.await.expect("it answers").text().await;
+    let message = schedulers.await.expect("the process answers").text().await;
     assert!(message.is_ok_and(|message| message.contains(&command)));
     for id in &ids[1..] {
         assert_ne!(setup.state(id).await.as_deref(), Some("Processed"), "{id}");

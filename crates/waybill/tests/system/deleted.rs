@@ -156,7 +156,7 @@ async fn missing_partitions_of_an_agent_topic_block_only_their_steps() {
                 let readiness = setup.client.get(&url).send().await;
                 let readiness = readiness.expect("the admin port answers");
                 let status = readiness.status();
-                let text = readiness.text().await.expect("it is text");
+                let text = readiness.text().await.expect("the response is text");
                 // The lease is held all the time.
                 assert!(!text.contains("lease"), "{text}");
                 status == 503
@@ -255,9 +255,14 @@ async fn requests_accepted_into_a_recreated_topic_are_kept() {
     let accepted = first.send().await.expect("the API answers");
     assert_eq!(accepted.status(), 202);
     let location = accepted.headers()["location"].to_str();
-    let location = setup.url("http", location.expect("it is text"));
-    let accepted: Value = accepted.json().await.expect("it is JSON");
-    let mut new = vec![accepted["id"].as_str().expect("it has an id").to_owned()];
+    let location = setup.url("http", location.expect("the response is text"));
+    let accepted: Value = accepted.json().await.expect("the response is JSON");
+    let mut new = vec![
+        accepted["id"]
+            .as_str()
+            .expect("the response has an id")
+            .to_owned(),
+    ];
     assert_eq!(status(&setup, &location).await["state"], "Pending");
     new.extend(deliver_all(&setup, "new", NEW, &Arc::default()).await);
     if !setup.is_on_servers() {
@@ -292,8 +297,8 @@ async fn status(setup: &Setup, location: &str) -> Value {
             let answer = setup.client.get(location).send().await;
             let answer = answer.expect("the API answers");
             let status = answer.status();
-            shown = answer.json().await.expect("it is JSON");
-            // On a busy machine its topic may not be read in time.
+            shown = answer.json().await.expect("the response is JSON");
+            // On a busy machine its topic might not be read in time.
             assert!(status == 200 || status == 503, "{status}: {shown}");
             status == 200
         })
@@ -311,9 +316,9 @@ async fn refused(setup: &Setup, why: &str) -> String {
         })
         .await;
     let readiness = setup.client.get(setup.url("admin", "/readyz")).send().await;
-    let readiness = readiness.expect("it answers");
+    let readiness = readiness.expect("the process answers");
     assert_eq!(readiness.status(), 503);
-    let readiness = readiness.text().await.expect("it is text");
+    let readiness = readiness.text().await.expect("the response is text");
     assert!(readiness.contains(why), "{readiness}");
     assert!(readiness.contains(SKIP), "{readiness}");
     // If the records of the log differ, the lease expires.
@@ -403,7 +408,7 @@ pub(crate) async fn delete_all(setup: &Setup, topic: &str) {
     let mut up_to = TopicPartitionList::new();
     for view in schedulers(setup).await {
         let partition = view["partition"].as_i64().expect("it has a partition");
-        let partition = i32::try_from(partition).expect("it is a small number");
+        let partition = i32::try_from(partition).expect("the number is small");
         up_to
             .add_partition_offset(&setup.topic(topic), partition, Offset::End)
             .expect("the offset is one");
@@ -431,7 +436,7 @@ async fn recreate(setup: &Setup, topic: &str, partitions: i32) {
 fn partitions_of(setup: &Setup, topic: &str) -> i32 {
     let metadata = admin(setup).inner().fetch_metadata(Some(topic), PATIENCE);
     let metadata = metadata.expect("the broker answers");
-    i32::try_from(metadata.topics()[0].partitions().len()).expect("it is a small number")
+    i32::try_from(metadata.topics()[0].partitions().len()).expect("the number is small")
 }
 
 fn admin(setup: &Setup) -> AdminClient<DefaultClientContext> {

@@ -165,7 +165,10 @@ fn doctor(setup: &Setup) -> String {
 }
 
 fn is_alive(process: &mut Process) -> bool {
-    let ended = process.child.try_wait().expect("it is our child");
+    let ended = process
+        .child
+        .try_wait()
+        .expect("the child can be waited for");
     ended.is_none()
 }
 
@@ -213,7 +216,7 @@ async fn a_low_disk_refuses_new_requests_and_finishes_accepted_ones() {
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
-/// The broker has its own disk, which is not full: the embedded store has to wait and continue.
+/// The broker has its own disk, which is not full: the embedded store must wait and continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_store_disk_ends_no_process() {
     let Some((mut setup, disk)) = setup_on_a_disk() else {

@@ -95,7 +95,7 @@ async fn doctor_passes_a_healthy_system_and_finds_faults() {
     let start = setup.client.put(shard).json(&json!({ "running": true }));
     start.send().await.expect("it begins");
     setup
-        .eventually("all is well again", async || {
+        .eventually("the installation is healthy again", async || {
             run(&setup, &["doctor"]).status.code() == Some(0)
         })
         .await;

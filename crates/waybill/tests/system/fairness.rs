@@ -12,7 +12,7 @@ use waybill_engine::{OperationStatus, StatusKind};
 use waybill_messages::Record as _;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
-/// Requests of a tenant that sends all at once.
+/// Requests of a tenant that sends all at the same time.
 const BACKLOG: usize = 300;
 /// The number of later requests: of another tenant, and of high priority.
 const FEW: usize = 6;
@@ -110,12 +110,15 @@ pub async fn send(setup: &Setup, requests: Vec<Value>) -> Vec<String> {
         .body(lines)
         .send()
         .await
-        .expect("it is answered");
-    let answers = sent.text().await.expect("it is text");
+        .expect("the request is answered");
+    let answers = sent.text().await.expect("the response is text");
     let id_of = |line: &str| {
         let answer: Value = serde_json::from_str(line).expect("each line is JSON");
         assert_eq!(answer["status"], 202, "{answer}");
-        answer["id"].as_str().expect("it has an id").to_owned()
+        answer["id"]
+            .as_str()
+            .expect("the response has an id")
+            .to_owned()
     };
     let ids: Vec<String> = answers.lines().map(id_of).collect();
     assert_eq!(ids.len(), requests.len(), "{answers}");

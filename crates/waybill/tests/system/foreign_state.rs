@@ -40,7 +40,7 @@ async fn a_log_without_its_state_is_refused_until_an_operator_accepts_it() {
         })
         .await;
     let readiness = setup.client.get(setup.url("admin", "/readyz")).send().await;
-    assert_eq!(readiness.expect("it answers").status(), 503);
+    assert_eq!(readiness.expect("the process answers").status(), 503);
     let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     assert!(log.contains("scheduler.startWithoutState"), "{log}");
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
@@ -49,7 +49,7 @@ async fn a_log_without_its_state_is_refused_until_an_operator_accepts_it() {
     std::fs::write(setup.path("waybill.yaml"), config).expect("the directory is writable");
     let _process = restart(&setup);
     setup.ready().await;
-    // Requests that are still in the log run again, without further effects.
+    // Requests that are still in the log run again, without additional effects.
     setup.all_reach(&ids, "Processed").await;
     setup.assert_one_effect_per_step(&ids, is_remote).await;
 }

@@ -447,7 +447,7 @@ fn put_to(setup: &Setup, name: &str, partition: impl Fn(OperationId) -> u32) -> 
         workflow: "drone-delivery".to_owned(),
         tenant: String::new(),
         caller_id: Some(name.to_owned()),
-        input: serde_json::to_vec(&delivery(name, false)).expect("it is JSON"),
+        input: serde_json::to_vec(&delivery(name, false)).expect("the text is JSON"),
         deadline: None,
         reply_to: None,
         request_hash: RequestHash::default(),

@@ -64,12 +64,14 @@ async fn a_refused_drone_undoes_the_delivery_and_it_can_be_resubmitted() {
     let asked = setup
         .verb(&id, "resubmit", json!({"asNew": true, "by": "kim"}))
         .await;
-    let new = asked["resubmittedAs"].as_str().expect("there is a new one");
+    let new = asked["resubmittedAs"]
+        .as_str()
+        .expect("there is a new operation");
     let shown_new = setup.reaches(new, "Processed").await;
     assert_eq!(shown_new["resubmissionOf"], id);
     assert_eq!(setup.balance(new).await.0.len(), 3);
     setup
-        .eventually("the old one names the new one", async || {
+        .eventually("the old operation names the new one", async || {
             setup.shown(&id).await["resubmittedAs"] == new
         })
         .await;
@@ -108,7 +110,10 @@ async fn a_delivery_is_cancelled_before_and_after_its_request() {
     let id = setup.deliver(&delivery("not-yet", false)).await;
     let shown = setup.reaches(&id, "Cancelled").await;
     assert_eq!(shown["cancel"], "applied");
-    assert!(!setup.ledger().await.contains_key(&id), "nothing was done");
+    assert!(
+        !setup.ledger().await.contains_key(&id),
+        "no step took effect"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,7 +148,10 @@ async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
     setup.parked_become("CompensationFailed", 1.0).await;
     setup.parked_become("Error", 0.0).await;
     let age = "waybill_parked_oldest_age_seconds";
-    assert!(setup.metric(age, "").await > 0.0, "it waits for a while");
+    assert!(
+        setup.metric(age, "").await > 0.0,
+        "the operation has been waiting"
+    );
     let shown = setup.shown(&id).await;
     let open = shown["verbs"].as_array().expect("verbs are listed");
     for verb in ["retry-compensation", "undone", "abandon"] {
@@ -157,7 +165,7 @@ async fn a_failed_undo_is_listed_survives_a_restart_and_is_repaired() {
     let shown = setup.reaches(&id, "Compensated").await;
     assert_eq!(setup.balance(&id).await.0, Vec::<String>::new());
     let history = shown["history"].as_array().expect("there is a history");
-    let entry = history.last().expect("the verb is in it");
+    let entry = history.last().expect("the history has the verb");
     assert_eq!(
         (&entry["verb"], &entry["by"], &entry["reason"]),
         (
@@ -185,7 +193,12 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
             .request(Method::POST, "/v1/operations", Some(body))
             .await;
         assert_eq!(status, StatusCode::ACCEPTED, "{view}");
-        ids.push(view["id"].as_str().expect("it has an id").to_owned());
+        ids.push(
+            view["id"]
+                .as_str()
+                .expect("the response has an id")
+                .to_owned(),
+        );
     }
     for id in &ids {
         setup.reaches(id, "Error").await;
@@ -208,7 +221,7 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
     let why = json!({"reason": "the customer left"});
     setup.verb(&ids[1], "abandon", why).await;
     setup
-        .eventually("it is abandoned", async || {
+        .eventually("the operation is abandoned", async || {
             setup.shown(&ids[1]).await["abandoned"] == json!(true)
         })
         .await;
@@ -217,6 +230,6 @@ async fn a_parked_operation_is_resumed_or_abandoned() {
     assert_eq!(
         setup.balance(&ids[1]).await.0,
         ["package"],
-        "its effects remain"
+        "the effects of the operation remain"
     );
 }

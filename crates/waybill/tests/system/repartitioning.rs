@@ -146,7 +146,7 @@ async fn partitions_are_removed_and_added_again_under_load() {
     for (round, (way, partitions, killed_at)) in [
         ("shrink", 2, None),
         ("grow", 4, None),
-        // After the intended and the cut layout: schedulers continue the change by themselves.
+        // After the intended and the cut layout: schedulers continue the change on their own.
         ("shrink", 1, Some(2)),
         ("grow", CONFIGURED, None),
         // After the announcement: the same command continues.
@@ -170,7 +170,7 @@ async fn partitions_are_removed_and_added_again_under_load() {
             let before = generation(&setup).await;
             let mut changing = begin(&setup, way, partitions);
             setup
-                .eventually("it has come so far", async || {
+                .eventually("the change has reached this step", async || {
                     generation(&setup).await >= before + after
                 })
                 .await;
@@ -225,7 +225,9 @@ async fn partitions_are_removed_and_added_again_under_load() {
         why.contains("`waybill topics shrink --partitions 2`"),
         "{why}"
     );
-    let verified = command(&setup, &["verify"]).output().expect("it runs");
+    let verified = command(&setup, &["verify"])
+        .output()
+        .expect("the program runs");
     let found = String::from_utf8_lossy(&verified.stdout).into_owned();
     assert!(!found.contains(": partitions is"), "{found}");
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
@@ -248,8 +250,8 @@ async fn topics_grow_continues_after_a_restart_of_its_process() {
     let process = restart(&setup);
     let grown = tokio::task::spawn_blocking(|| repartition.wait_with_output())
         .await
-        .expect("it is waited for")
-        .expect("it runs");
+        .expect("the task is awaited")
+        .expect("the program runs");
     assert!(grown.status.success(), "{grown:?}\n{}", setup.log_tail());
     let steps = String::from_utf8_lossy(&grown.stdout).into_owned();
     for step in [
@@ -283,7 +285,11 @@ async fn all_run(setup: &Setup, shards: u32, partitions: u32) {
 /// The generation of the current layout.
 async fn generation(setup: &Setup) -> u64 {
     let answer = setup.client.get(setup.url("admin", "/shards")).send().await;
-    let layout: Value = answer.expect("it answers").json().await.expect("JSON");
+    let layout: Value = answer
+        .expect("the process answers")
+        .json()
+        .await
+        .expect("JSON");
     layout["generation"]
         .as_u64()
         .expect("a layout has a generation")
@@ -353,8 +359,8 @@ async fn change(setup: &Arc<Setup>, way: &str, partitions: u32) -> Output {
     let changing = begin(setup, way, partitions);
     tokio::task::spawn_blocking(|| changing.wait_with_output())
         .await
-        .expect("it is waited for")
-        .expect("it runs")
+        .expect("the task is awaited")
+        .expect("the program runs")
 }
 
 fn begin(setup: &Setup, way: &str, partitions: u32) -> Child {
@@ -366,7 +372,7 @@ fn begin(setup: &Setup, way: &str, partitions: u32) -> Child {
 
 /// Fails with its output if it has ended without success.
 fn goes_on(changing: &mut Child) {
-    let Some(status) = changing.try_wait().expect("it is our child") else {
+    let Some(status) = changing.try_wait().expect("the child can be waited for") else {
         return;
     };
     let mut printed = String::new();

@@ -91,7 +91,9 @@ async fn a_new_store_starts_with_the_configured_shards_and_a_different_number_is
     all_own(&setup, 2).await;
     let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     assert!(log.contains("waybill shards set 1"), "{log}");
-    let refused = command(&setup, &["set", "3"]).output().expect("it runs");
+    let refused = command(&setup, &["set", "3"])
+        .output()
+        .expect("the program runs");
     assert_eq!(refused.status.code(), Some(1));
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(why.contains("change to 1 first"), "{why}");
@@ -216,7 +218,9 @@ async fn lowest_checkpoints(setup: &Setup) -> BTreeMap<u64, [u64; 3]> {
 
 /// Runs `waybill shards …` to its end and parses its JSON.
 fn shards(setup: &Setup, arguments: &[&str]) -> Value {
-    let output = command(setup, arguments).output().expect("it runs");
+    let output = command(setup, arguments)
+        .output()
+        .expect("the program runs");
     assert!(output.status.success(), "{output:?}\n{}", setup.log_tail());
     serde_json::from_slice(&output.stdout).expect("the answer is JSON")
 }

@@ -34,7 +34,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Starts it with these settings of traces, and further settings.
+    /// Starts it with these settings of traces, and additional settings.
     fn start(traces: &str, settings: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let here = directory.path().display();

@@ -5,8 +5,9 @@
 //! when it is produced, within the topic's `max.message.bytes`, like Kafka with
 //! `compression.type=uncompressed`.
 //!
-//! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy (bare, or in the blocks
-//! of the Java library [xerial](https://github.com/xerial/snappy-java)), LZ4 frames and Zstandard.
+//! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy
+//! (bare, or in the blocks of the Java library [xerial](https://github.com/xerial/snappy-java)),
+//! LZ4 frames and Zstandard.
 
 use std::io::Read;
 
@@ -20,7 +21,8 @@ use super::{BatchError, BatchHeader, HEADER_BYTES};
 /// The start of the Java library's blocks; two version numbers of four bytes follow.
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
 const XERIAL_HEADER_BYTES: usize = 16;
-/// The largest window of Zstandard that is allocated: 8 MiB, which a decoder has to support (RFC 8878, 3.1.1.1.2).
+/// The largest window of Zstandard that is allocated: 8 MiB, which a decoder must support (RFC
+/// 8878, 3.1.1.1.2).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// The codecs by their numbers in a batch's attributes.
@@ -33,8 +35,8 @@ const ZSTD: i16 = 4;
 ///
 /// # Errors
 ///
-/// If its records cannot be decompressed, are not as many as the header says, or would make a batch of more than
-/// `bytes_max`.
+/// If its records cannot be decompressed, are not as many as the header says, or would make a batch
+/// of more than `bytes_max`.
 pub fn uncompressed(
     header: &BatchHeader,
     batch: &Bytes,

@@ -75,7 +75,8 @@ fn records_that_do_not_match_their_number_are_refused() {
     let last = good.len() - 1;
     assert_eq!(with(&|bad| bad.truncate(last)), Err(BatchError::Records));
     assert_eq!(with(&|bad| bad.push(0)), Err(BatchError::Records));
-    // The lengths of the first record's key and value, and the number of its headers: too long, and not there.
+    // The lengths of the first record's key and value, and the number of its headers: too long, and
+    // not there.
     let parts = [65, 66, 70];
     assert_eq!(parts.map(|at| good[at]), [1, 6, 0]);
     for (at, wrong) in parts.into_iter().flat_map(|at| [(at, 40), (at, 9)]) {

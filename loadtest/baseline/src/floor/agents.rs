@@ -47,7 +47,7 @@ type Asked = (Step, OperationId);
 
 impl Agents {
     /// Creates one consumer for the topics of all agents, at their beginning. Without services,
-    /// each step is answered at once.
+    /// each step is answered immediately.
     pub fn new(
         arguments: &Arguments,
         installation: &Installation,
@@ -112,7 +112,7 @@ impl Agents {
     }
 }
 
-/// Passes all polled requests to the calls at once, or answers them without services.
+/// Passes all polled requests to the calls at the same time, or answers them without services.
 fn hand_over(
     asked: &mut Vec<Asked>,
     calls: Option<&UnboundedSender<Vec<Asked>>>,

@@ -92,7 +92,7 @@ impl Scheduler {
     /// Polls records, writes their rows, sends the dependent messages, and repeats.
     ///
     /// While rows are synced this thread waits and the consumers' threads continue to fetch. The
-    /// records that arrive meanwhile make the next commit.
+    /// records that arrive in the meantime make the next commit.
     pub fn run(mut self) -> anyhow::Result<()> {
         let runtime = Handle::current();
         let mut value = Vec::new();

@@ -11,7 +11,7 @@
 //! * No request starts beyond the number of concurrent streams that the service allows: it would be
 //!   sent later, perhaps past its complete-by. So it waits here for a free stream.
 //!
-//! Deliberately absent: negotiation, TLS, further connections, and retries.
+//! Deliberately absent: negotiation, TLS, additional connections, and retries.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -128,7 +128,7 @@ impl Http2 {
             return Ok(ready);
         }
         let mut failed = self.connecting.lock().await;
-        // Another request may have connected meanwhile, or failed to.
+        // Another request may have connected in the meantime, or failed to.
         if let Some(ready) = self.current_ready().await {
             return Ok(ready);
         }
@@ -207,7 +207,7 @@ impl StreamSlots {
                 drop(next_waiter);
                 return StreamSlot(self);
             }
-            // The service may raise its limit meanwhile, without a notification.
+            // The service may raise its limit in the meantime, without a notification.
             _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
         }
     }

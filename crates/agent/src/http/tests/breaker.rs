@@ -47,7 +47,7 @@ async fn the_breaker_opens_and_closes_again() {
 }
 
 #[tokio::test]
-async fn a_half_open_breaker_lets_few_calls_through_at_once() {
+async fn a_half_open_breaker_allows_few_concurrent_calls() {
     let service = Service::start().await;
     let agent = Arc::new(agent(&service.url, &format!("{BREAKER}{PUT}")));
     service.answers(|_| json(500, ""));
@@ -146,7 +146,7 @@ async fn until_of(agent: &HttpAgent, action: Action, kind: &str) -> Outcome {
 }
 
 /// Makes six calls of 100 ms each to a service that does not answer them. Each has waited for
-/// `waited` before. `answers_others` says whether the service answers other calls meanwhile.
+/// `waited` before. `answers_others` says whether the service answers other calls in the meantime.
 /// Returns the outcome of the next call, which the service would answer.
 async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
     const TIME: Duration = Duration::from_millis(100);

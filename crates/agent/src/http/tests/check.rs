@@ -162,7 +162,7 @@ fn a_request_can_only_use_values_kept_by_earlier_steps() {
         (
             "X-Total: '{{results.enter.total}}'",
             "X-Total: '{{results.enter.sum}}'",
-            r#"agent "bank" does not fit step "pay": `steps.pay.headers.x-total` uses `{{results.enter.sum}}`, but agent "book" keeps no "sum" of step "enter"'s answer (`keep`)"#,
+            r#"agent "bank" does not fit step "pay": `steps.pay.headers.x-total` uses `{{results.enter.sum}}`, but agent "book" keeps no "sum" of step "enter"'s response (`keep`)"#,
         ),
         (
             "/payments?of={{results.enter.total}}",
@@ -187,7 +187,7 @@ fn a_request_can_only_use_values_kept_by_earlier_steps() {
         (
             "{{results.pay.receipt}}",
             "{{results.look.receipt}}",
-            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.look.receipt}}`, but agent "book" keeps no "receipt" of step "look"'s answer"#,
+            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.look.receipt}}`, but agent "book" keeps no "receipt" of step "look"'s response"#,
         ),
     ] {
         let refusal = refusal(WORKFLOW, &changed(AGENTS, from, to));

@@ -256,7 +256,7 @@ async fn a_service_that_does_not_answer_in_time_is_unknown() {
 }
 
 #[tokio::test]
-async fn past_complete_by_there_is_no_answer() {
+async fn an_attempt_past_complete_by_gets_no_answer() {
     let service = Service::start().await;
     let _release = service.hold();
     let agent = agent(&service.url, WITH_INVERSES);

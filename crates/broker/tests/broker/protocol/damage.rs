@@ -11,8 +11,8 @@ use crate::common::*;
 
 const SYNCED: [(&str, &str); 1] = [("flush.messages", "1")];
 
-/// Fills topic `t` with `count` batches of one record each and stops the broker as `kill -9` would, as far as its
-/// files tell: without indexes.
+/// Fills topic `t` with `count` batches of one record each and stops the broker as `kill -9` would,
+/// as far as its files tell: without indexes.
 async fn filled(dir: &Path, settings: &[(&str, &str)], count: usize) {
     let broker = broker(dir).await;
     let mut wire = Wire::connect(broker.address()).await;
@@ -455,7 +455,7 @@ async fn a_full_disk_refuses_records_and_recovers_without_a_restart() {
     let storage_error = code(ResponseError::KafkaStorageError);
     assert_eq!(refused.error_code, storage_error);
     assert!(refused.error_message.unwrap().contains("full"));
-    // Readers go on, and so does the process.
+    // Readers and the process continue.
     assert_eq!(offset_at(&mut wire, "t", -1).await, taken);
     let failed = tokio::time::timeout(std::time::Duration::from_millis(50), broker.failed());
     assert!(failed.await.is_err(), "a full disk is no failed disk");

@@ -160,7 +160,8 @@ async fn a_partial_request_holds_a_connection_for_a_bounded_time() {
     }
 }
 
-/// A fetch of some partitions of a topic, each named so often, that waits for as long as the broker allows.
+/// A fetch of some partitions of a topic, each named so often, that waits for as long as the broker
+/// allows.
 fn long_fetch(topic: &str, partitions: i32, times: usize) -> FetchRequest {
     let mut request = fetch_request(topic, 0).with_max_wait_ms(i32::MAX);
     let asked = &mut request.topics[0].partitions;
@@ -259,7 +260,7 @@ async fn malformed_frames_end_only_their_connection() {
     for round in 0..3_000 {
         let mut bytes = match round % 3 {
             0 => {
-                // Any bytes, mostly behind the header of a request that exists.
+                // Any bytes, mostly after the header of a request that exists.
                 let mut bytes: Vec<u8> = (0..numbers.below(200))
                     .map(|_| numbers.below(256) as u8)
                     .collect();

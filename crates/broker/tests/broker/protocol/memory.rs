@@ -24,7 +24,8 @@ async fn small_broker(dir: &std::path::Path) -> Broker {
     .await
 }
 
-/// Connections on each of which a request of API `key` was announced, of which `sent` bytes were sent.
+/// Connections on each of which a request of API `key` was announced, of which `sent` bytes were
+/// sent.
 async fn announced(
     broker: &Broker,
     count: usize,
@@ -124,7 +125,8 @@ async fn a_slow_request_holds_no_memory_that_others_need() {
     assert!(broker.shutdown().await);
 }
 
-/// Twenty connections that do not read the answers to their fetches, which are more than sockets take.
+/// Twenty connections that do not read the answers to their fetches, which are more than sockets
+/// take.
 async fn unread(broker: &Broker, request: &FetchRequest) -> Vec<Wire> {
     let mut unread = Vec::new();
     for _ in 0..20 {
@@ -183,7 +185,8 @@ async fn a_client_that_waits_for_memory_and_reads_nothing_blocks_no_larger_reque
     let mut wire = Wire::connect(broker.address()).await;
     create(&mut wire, "t", 1, &[]).await;
     create(&mut wire, "many", 500, &[]).await;
-    // Answers of 10 KiB or so, which need no permit, more than sockets take; behind them the beginning of a request that does.
+    // Answers of 10 KiB or so, which need no permit, more than sockets take; followed by the
+    // beginning of a request that does.
     let mut request = fetch_request("many", 0).with_max_wait_ms(0);
     let one = request.topics[0].partitions.remove(0);
     let partitions = (0..500).map(|index| one.clone().with_partition(index));
@@ -212,7 +215,7 @@ async fn a_client_that_waits_for_memory_and_reads_nothing_blocks_no_larger_reque
 }
 
 #[tokio::test]
-async fn a_slow_request_is_served_where_memory_is_not_short() {
+async fn a_slow_request_is_served_if_memory_is_not_short() {
     let dir = tempfile::tempdir().unwrap();
     let broker = small_broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

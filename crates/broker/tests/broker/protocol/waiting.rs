@@ -154,7 +154,7 @@ async fn answers_leave_in_the_order_of_their_requests() {
 }
 
 #[tokio::test]
-async fn a_produce_behind_a_waiting_fetch_is_appended_and_ends_the_wait() {
+async fn a_produce_after_a_waiting_fetch_is_appended_and_ends_the_wait() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;

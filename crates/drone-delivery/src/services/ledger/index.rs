@@ -266,8 +266,8 @@ impl OperationCounts {
 }
 
 /// A complete delivery has a package, a delivery, and either a drone or a third-party booking. A
-/// tombstone beside an existing effect counts as half undone: an undo has begun and has not reached
-/// every step.
+/// tombstone next to an existing effect counts as half undone: an undo has begun and has not
+/// reached every step.
 fn outcome(states: States, slots: &[Slot]) -> OperationOutcome {
     let made = states.made();
     let has_effect = |service| made.intersects(slots_where(slots, |slot| slot.service == service));

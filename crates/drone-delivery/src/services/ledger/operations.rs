@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::states::{SlotSet, States};
 
-/// The number of operations that are turned into lines at once.
+/// The number of operations that are turned into lines at a time.
 const OPERATIONS_AT_ONCE: usize = 256;
 
 /// The maximum length of a line. The services write at most 256 bytes of key, twice, and about 200
@@ -45,7 +45,7 @@ struct Line<'a> {
     standing: Vec<&'a str>,
     /// Steps with undone effects.
     undone: Vec<&'a str>,
-    /// Steps whose undo came before their forward action.
+    /// Steps whose undo arrived before their forward action.
     barred: Vec<&'a str>,
     /// Steps with an effect that was made again under the same key while it existed.
     double: Vec<&'a str>,

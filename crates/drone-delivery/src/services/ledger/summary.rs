@@ -25,7 +25,7 @@ pub struct Summary {
     pub effects: BTreeMap<String, StepCounts>,
     /// Repeated requests, forward and undo together.
     pub repeats: u64,
-    /// Undos that came before their forward action.
+    /// Undos that arrived before their forward action.
     pub tombstones: u64,
     /// Forward actions that were refused after their undo.
     pub refused: u64,
@@ -44,7 +44,7 @@ pub struct StepCounts {
     pub compensate: u64,
     /// Existing effects.
     pub standing: u64,
-    /// Undos that came before their forward action.
+    /// Undos that arrived before their forward action.
     pub tombstones: u64,
     /// Forward actions that were refused after their undo.
     pub refused: u64,

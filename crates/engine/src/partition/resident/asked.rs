@@ -171,7 +171,7 @@ impl ResidentOperation {
             return Ok(());
         }
         // A reschedule from before the create gets the same answer again: the operation does not
-        // exist. (A record from another partition came later, after a repartition. The order
+        // exist. (A record from another partition arrived later, after a repartition. The order
         // between priorities is unknown.)
         let created_at = self.created.request;
         let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })

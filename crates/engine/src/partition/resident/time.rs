@@ -29,7 +29,7 @@ impl ResidentOperation {
                 .filter(|_| step.state == StepState::Compensating);
             let earliest = settles.map_or(now, |until| until.max(now));
             if let Some(at) = &mut step.retry_at {
-                // A retry that was due by `latest` is due at once.
+                // A retry that was due by `latest` is due immediately.
                 *at = (*at).min(earliest.max(*at - by));
             }
         }

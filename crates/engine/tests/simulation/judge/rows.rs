@@ -227,8 +227,9 @@ impl Run {
                 // Its undo continues, even if a late success has reopened a later step.
                 true
             } else if undoes {
-                // One row may combine two events: this step's undo starts while another step only awaits its
-                // confirmation; then a late success, or the confirming probe, reopens that other step.
+                // One row may combine two events: this step's undo starts while another step only
+                // awaits its confirmation; then a late success, or the confirming probe, reopens
+                // that other step.
                 let was_brought_back = |other: usize| {
                     let before = old.state.steps.get(other);
                     state.steps[other].late_success.is_some()

@@ -35,8 +35,8 @@ pub(super) fn secure(document: &mut OpenApi) {
     });
 }
 
-/// Adds to each operation of the document the refusals of web pages with a host name or an origin
-/// of their own.
+/// Adds to each operation of the document the refusals of web pages that use their own host name or
+/// another origin.
 pub(super) fn stay_local(document: &mut OpenApi) {
     each(document, |_, method, operation| {
         refuse(operation, &[Kind::UnknownHost]);

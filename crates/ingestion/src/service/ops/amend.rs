@@ -31,7 +31,7 @@ use crate::verb::Verb;
 use crate::view::{DeliveryView, OperationIdsView, of_row};
 use crate::what_next;
 
-/// The operation to amend, as far as it is known.
+/// What is known of the operation to amend.
 struct Amended {
     id: OperationId,
     tenant: String,
@@ -350,7 +350,7 @@ fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Probl
     }
 }
 
-/// The refusal of a cancel that comes too late: the operation has ended, or was abandoned. Names
+/// The refusal of a cancel that arrives too late: the operation has ended, or was abandoned. Names
 /// the state only to a caller with scope `read`.
 fn late(row: &OperationRow, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());

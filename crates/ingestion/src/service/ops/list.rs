@@ -36,7 +36,7 @@ pub use self::admission::ListAdmission;
 const PAGE_ITEMS: usize = 100;
 /// How many entries one call reads.
 const ENTRIES_MAX: usize = 2_000;
-/// How many rows are held at once.
+/// How many rows are held at the same time.
 const ROWS_AT_ONCE: usize = 100;
 
 impl Api {

@@ -12,7 +12,7 @@ use crate::raw::append;
 use crate::support::{ALL, BatchProducer, NOTHING, PATIENCE, read, read_to, send_batch, values};
 
 #[test]
-fn the_client_waits_for_a_broker_that_stops_and_comes_back() {
+fn the_client_waits_for_a_broker_that_restarts() {
     let (cluster, settings) = cluster("t", 1);
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, "t", 0, &[b"a"]);
@@ -50,7 +50,7 @@ fn the_end_of_a_partition_is_reported_even_at_a_control_record() {
     let (_, end) = consumer.watermarks("t", PartitionId(0), PATIENCE).unwrap();
     assert_eq!(end, Offset(3));
 
-    // A marker that arrives alone is noticed, too, and reading continues behind it.
+    // A marker that arrives alone is noticed, too, and reading continues after it.
     append_commit_marker(&settings, "t");
     assert_eq!(read_to(&consumer, "t", 4), NOTHING);
     send_batch(&producer, "t", 0, &[b"c"]);

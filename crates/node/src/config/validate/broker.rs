@@ -12,7 +12,7 @@ use waybill_units::ByteSize;
 use super::Config;
 
 /// Connections of commands such as `waybill ops` and `waybill doctor`, which end soon. The roles
-/// connect to a listener of their own.
+/// connect to their own listener.
 const CONNECTIONS: usize = 10;
 /// Consumer groups without those of receivers: two of Waybill's roles, and those of clients.
 const GROUPS: usize = 10;
@@ -21,7 +21,8 @@ const GROUPS: usize = 10;
 /// connection, and is sent again.
 const REQUEST_BYTES_MIN: ByteSize = ByteSize::mib(2);
 
-/// Reports the first limit that leaves too little for Waybill's own roles, without the topics of agents.
+/// Reports the first limit that leaves too little for Waybill's own roles, without the topics of
+/// agents.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let broker = &config.broker;
     for (key, bound) in [

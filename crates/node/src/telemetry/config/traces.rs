@@ -33,7 +33,7 @@ pub struct TracesConfig {
     /// The time limit for sending, retries included.
     #[serde(with = "DurationText")]
     pub request_timeout: Duration,
-    /// How many spans may wait to be sent.
+    /// The number of spans that may wait to be sent.
     pub queue_max: usize,
 }
 

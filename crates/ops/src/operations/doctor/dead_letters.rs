@@ -1,4 +1,5 @@
-//! How many records the dead-letter topics hold, and which of these topics the login may not read.
+//! How many records the dead-letter topics hold, and which of these topics the login has no
+//! permission to read.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +20,8 @@ pub(super) async fn dead_letters(site: &Site) -> Vec<Finding> {
     }
 }
 
-/// The findings about topics with this many records each, and about those that the user may not
-/// describe.
+/// The findings about topics with this many records each, and about those that the user has no
+/// permission to describe.
 pub(super) fn found(records: &BTreeMap<String, u64>, forbidden: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !records.is_empty() || forbidden.is_empty() {
@@ -28,7 +29,7 @@ pub(super) fn found(records: &BTreeMap<String, u64>, forbidden: &[String]) -> Ve
     }
     if !forbidden.is_empty() {
         let message = format!(
-            "unknown for topics that this login may not describe: {}",
+            "unknown for topics that this login has no permission to describe: {}",
             forbidden.join(", ")
         );
         findings.push(Finding::note(DEAD_LETTERS, message));

@@ -88,7 +88,7 @@ pub(super) async fn brokers(
         Err(error) if is_forbidden(&error) => {
             findings.push(Finding::note(TOPICS, format!("{error:#}")));
             for unknown in [AGENTS, LAG] {
-                let message = "unknown: this login may not describe the topics";
+                let message = "unknown: this login has no permission to describe the topics";
                 findings.push(Finding::note(unknown, message));
             }
             findings.extend(dead_letters(&site).await);
@@ -178,7 +178,7 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The findings about agents whose topic no group member reads, as far as groups show that.
+/// The findings about agents whose topic no member of a visible group reads.
 pub(super) fn unread(
     agent: &str,
     topic: &str,
@@ -547,7 +547,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
     let mut findings = vec![match is_low > 0.0 {
         true => Finding::bad(
             WHAT,
-            format!("{room}: new requests are answered 503 until space is freed"),
+            format!("{room}: new requests get 503 until space is freed"),
         ),
         false => Finding::ok(WHAT, room),
     }];

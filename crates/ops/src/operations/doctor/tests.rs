@@ -359,7 +359,7 @@ fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
     let small = message(&disk(&metrics(1, 100, 10), &config));
     assert_eq!(
         small[0],
-        "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests are answered \
+        "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests get \
          503 until space is freed"
     );
     assert!(
@@ -384,8 +384,7 @@ fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_na
     };
     let none = "ok    dead letters   none: no records on 2 dead-letter topics";
     assert_eq!(found_text(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
-    let unknown =
-        "note  dead letters   unknown for topics that this login may not describe: c.dlq, d.dlq";
+    let unknown = "note  dead letters   unknown for topics that this login has no permission to describe: c.dlq, d.dlq";
     assert_eq!(
         found_text(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
         [none, unknown]

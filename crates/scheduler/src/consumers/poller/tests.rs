@@ -91,7 +91,7 @@ fn waits_at(poller: &Poller) -> Option<Offset> {
 }
 
 #[test]
-fn a_record_that_waits_for_its_schema_is_read_before_the_damage_behind_it_is_met() {
+fn a_record_that_waits_for_its_schema_is_read_before_the_damage_after_it() {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic(TOPIC, 1, 1).unwrap();
     let producer: BaseProducer = ClientConfig::new()

@@ -17,7 +17,7 @@ use waybill_agent::{
 use waybill_drone_delivery::services::{Answered, CallError, Caller, Request, Service};
 use waybill_http::problem::ProblemDetails;
 
-/// The maximum number of attempts that wait for a service at once.
+/// The maximum number of attempts that wait for a service at the same time.
 const CONCURRENCY_MAX: usize = 256;
 
 /// The five agents, by name.

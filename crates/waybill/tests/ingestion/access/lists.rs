@@ -86,7 +86,7 @@ async fn a_list_and_its_cursors_contain_no_other_tenant() {
     let (ids, _) = listed(&guarded, "zeta", "limit=1000").await;
     assert!(ids.len() >= 2_300);
     let (ids, _) = listed(&guarded, "all", "limit=1000").await;
-    assert_eq!(ids.len(), 2_303, "what cannot be read as well");
+    assert_eq!(ids.len(), 2_303, "including unreadable rows");
     let (ids, _) = listed(&guarded, "all", "tenant=acme").await;
     assert_eq!(ids.len(), 2);
     guarded.setup.ingestion.shutdown().await;

@@ -74,7 +74,7 @@ async fn made_for_acme(guarded: &Guarded, path: &str, body: Value) -> (String, S
     (id.to_owned(), format!("?{at}"))
 }
 
-async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
+async fn answers_as_for_an_unknown_id(guarded: &Guarded, id: &str, at: &str) {
     // The partition is no secret: it follows from the ID.
     let partition = partition_for(id.parse().unwrap(), PARTITIONS);
     let nobody = std::iter::repeat_with(|| OperationId(Uuid::now_v7()))
@@ -104,7 +104,7 @@ async fn remembered_operations_of_another_tenant_are_not_found() {
         let (id, at) = made_for_acme(&guarded, path, body).await;
         let (status, view) = guarded.get("acme", &format!("{OPERATIONS}/{id}")).await;
         assert_eq!((status, &view["state"]), (200, &json!("Pending")));
-        is_as_if_it_were_not_there(&guarded, &id, &at).await;
+        answers_as_for_an_unknown_id(&guarded, &id, &at).await;
     }
     let tenants: Vec<_> = guarded
         .setup
@@ -123,7 +123,7 @@ async fn pending_requests_of_another_tenant_are_not_found() {
     let path = format!("{DELIVERIES}/{id}{at}");
     let (_, own) = guarded.get("acme", &path).await;
     assert_eq!(own["request"]["ownerId"], "myowner", "{own}");
-    is_as_if_it_were_not_there(&guarded, &id, &at).await;
+    answers_as_for_an_unknown_id(&guarded, &id, &at).await;
 
     let cancelled = guarded
         .ask("acme", Method::DELETE, &path)
@@ -146,7 +146,7 @@ async fn rows_of_another_tenant_are_not_found() {
         ProcessState::Cancelled,
     ] {
         guarded.setup.schedule(&taken, state).await;
-        is_as_if_it_were_not_there(&guarded, &id, &at).await;
+        answers_as_for_an_unknown_id(&guarded, &id, &at).await;
     }
     guarded
         .setup

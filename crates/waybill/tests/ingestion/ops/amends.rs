@@ -224,7 +224,11 @@ async fn an_early_cancel_requires_a_callers_id() {
     let (_, cancelled) = setup.get(&place).await;
     assert_eq!(cancelled["state"], "Cancelled");
     assert_eq!(cancelled["cancel"], "applied");
-    assert_eq!(cancelled["request"], Value::Null, "it never came");
+    assert_eq!(
+        cancelled["request"],
+        Value::Null,
+        "the request never arrived"
+    );
     // A late create is accepted, and the scheduler ends it.
     let mut late = delivery();
     late["deliveryId"] = json!("not-yet");

@@ -66,7 +66,7 @@ impl Prometheus {
             .stderr(Stdio::piped())
             .spawn()
             .ok()?;
-        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+        let mut lines = BufReader::new(child.stderr.take().expect("the output is piped")).lines();
         let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
             let (_, rest) = line.split_once("msg=\"Listening on\"")?;
             let (_, address) = rest.split_once("address=")?;
@@ -82,7 +82,12 @@ impl Prometheus {
     async fn results(&self, setup: &Setup, query: &str) -> usize {
         let url = format!("http://{}/api/v1/query", self.address);
         let asked = reqwest::Url::parse_with_params(&url, [("query", query)]).expect("a URL");
-        let answer = setup.client.get(asked).send().await.expect("it answers");
+        let answer = setup
+            .client
+            .get(asked)
+            .send()
+            .await
+            .expect("the process answers");
         let answer: Value = answer.json().await.expect("an answer is JSON");
         assert_eq!(answer["status"], "success", "{query}: {answer}");
         answer["data"]["result"].as_array().map_or(0, Vec::len)

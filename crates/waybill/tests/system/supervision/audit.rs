@@ -45,7 +45,7 @@ fn configure(setup: &Setup, sections: &str, more: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_without_its_index_entry_is_found_and_woken() {
-    // Longer than the audit needs, so that nothing else wakes the operation meanwhile.
+    // Longer than the audit needs, so that nothing else wakes the operation in the meantime.
     let mut setup = setup("2m");
     let up = setup.up();
     setup.ready().await;
@@ -104,7 +104,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
     assert_eq!(woken(&setup).await, 0.0);
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 
-    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("it is there");
+    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("the file exists");
     let (_, sections) = config.split_once(" }\n").expect("there are sections");
     configure(&setup, sections, ", skipDeletedRequests: true");
     without_faults(&setup);
@@ -116,7 +116,7 @@ async fn recoveries_deleted_by_retention_are_refused_and_their_operations_still_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_audit_counts_and_logs_an_unreadable_row_once() {
-    // It does not become due meanwhile, because the sweep would count it too.
+    // It does not become due in the meantime, because the sweep would count it too.
     let mut setup = hanging(Setup::new(""), "2m");
     let up = setup.up();
     setup.ready().await;
@@ -163,7 +163,7 @@ fn damage_row(setup: &Setup, id: OperationId) {
 /// Removes the faults of services that start from now on.
 fn without_faults(setup: &Setup) {
     let path = setup.path("waybill.yaml");
-    let config = std::fs::read_to_string(&path).expect("it is there");
+    let config = std::fs::read_to_string(&path).expect("the file exists");
     let config = replaced(&config, r#"{"hangRate":1}"#, "{}", usize::MAX);
     std::fs::write(path, config).expect("the directory is writable");
 }
@@ -228,7 +228,7 @@ async fn lose_index_entry(setup: &Setup, id: &str) {
     let id = OperationId(id.parse().expect("an id is a UUID"));
     let rows = store.get_many(vec![id]).await.expect("rows can be read");
     let row = rows.into_iter().next().expect("one was requested");
-    let row = row.expect("it can be read").expect("it is there");
+    let row = row.expect("it can be read").expect("it exists");
     let due = row.state.next_due.expect("it is due");
     let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_AGAIN + 1);
     let advanced = store.advance_due_cursor(index_shard, beyond).await;

@@ -1,4 +1,4 @@
-//! Services that fail, hang, time out after the effect and refuse, all at once.
+//! Services that fail, hang, time out after the effect and refuse, all at the same time.
 //!
 //! A longer run: `WAYBILL_TEST_DELIVERIES=20000 cargo test --release -p waybill --test system
 //! delivery_ends`.

@@ -8,7 +8,7 @@ use hashbrown::HashTable;
 use super::States;
 
 /// The number of operations in one piece. A single growing list would be copied, and would need
-/// twice the memory meanwhile.
+/// twice the memory in the meantime.
 const PIECE: usize = 8_192;
 
 /// A digest of an operation's ID.

@@ -44,7 +44,7 @@ pub struct ListPermit<'a> {
 }
 
 impl ListAdmission {
-    /// Allows `max` lists at once.
+    /// Allows `max` concurrent lists.
     pub fn new(max: usize) -> Self {
         Self {
             waiting: TenantSemaphore::new(max, LISTS.of([]), &LISTS_MAX.of([])),
