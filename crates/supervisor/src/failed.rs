@@ -20,7 +20,7 @@ use waybill_kafka::{
 use waybill_messages::{DecodeError, SchemaId};
 use waybill_telemetry::chain;
 
-use super::ask::Asker;
+use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 
@@ -103,7 +103,7 @@ impl Following {
                 self.asker.ask(&recoveries).await
             };
             while let Err(error) = runtime.block_on(publish()) {
-                if !stop.is_cancelled() {
+                if !matches!(error, AskError::Stopping) {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         "could not write the decisions on failed operations; retrying"
