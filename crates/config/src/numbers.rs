@@ -6,6 +6,10 @@ use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer};
 
 /// For `#[serde(deserialize_with = "…")]` on a number above 0. Negative numbers get the same error.
+///
+/// # Errors
+///
+/// If the number is not above 0, or too large.
 pub fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -19,6 +23,10 @@ where
 }
 
 /// The same for an optional number.
+///
+/// # Errors
+///
+/// If the number is not above 0, or too large.
 pub fn at_least_one_if_any<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,

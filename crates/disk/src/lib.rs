@@ -18,10 +18,11 @@ mod rewrite;
 mod synced;
 pub mod write_back;
 
+use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use self::keyspaces::Depth;
+pub use self::keyspaces::{Depth, is_created};
 pub use self::synced::{Prepared, Synced};
 
 /// Prepares the store in `dir` for opening: verifies its journals and its other files, restores
@@ -41,6 +42,19 @@ pub fn prepare(dir: &Path, depth: Depth) -> Result<Prepared, CheckError> {
     rewrite::rewrite_journals(dir).map_err(at(dir))?;
     keyspaces::copy_and_verify(dir);
     Ok(prepared)
+}
+
+/// Whether a full disk or quota failed an operation. Either may end.
+pub fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) = kind {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Why a store cannot be opened.

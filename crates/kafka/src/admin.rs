@@ -31,7 +31,7 @@ use crate::watermarks::watermarks;
 
 /// How long one request may take, unless the caller sets another time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// A request asks for at most as many new partitions, or for those of one topic: a broker needs about a
+/// The most new partitions of one request, unless a single topic has more: a broker needs about a
 /// millisecond for each.
 const REQUEST_PARTITIONS: u32 = 1_000;
 /// How long one probe for a broker may take while [`Admin::wait_ready`] waits.
@@ -604,7 +604,7 @@ fn admin_options() -> AdminOptions {
         .operation_timeout(Some(REQUEST_TIMEOUT))
 }
 
-/// Divides topics among requests of [`REQUEST_PARTITIONS`].
+/// Divides topics into requests of at most [`REQUEST_PARTITIONS`], or of one topic.
 fn requests_for(topics: &[TopicSpec]) -> impl Iterator<Item = &[TopicSpec]> {
     let mut partitions = 0_u32;
     topics.chunk_by(move |topic, next| {

@@ -360,7 +360,7 @@ impl Fields {
         field: &'static str,
         contacts: &'a [Contact],
     ) -> Result<Vec<&'a str>, FieldError> {
-        self.few(field, contacts.len(), Contact::COUNT_MAX)?;
+        self.check_count(field, contacts.len(), Contact::COUNT_MAX)?;
         let uris = contacts.iter().map(Contact::reveal);
         uris.map(|uri| self.kept(field, uri, Contact::BYTES_MAX))
             .collect()
@@ -372,13 +372,18 @@ impl Fields {
         field: &'static str,
         uris: Vec<String>,
     ) -> Result<Vec<Contact>, FieldError> {
-        self.few(field, uris.len(), Contact::COUNT_MAX)?;
+        self.check_count(field, uris.len(), Contact::COUNT_MAX)?;
         let uris = uris.into_iter();
         uris.map(|uri| self.kept(field, uri, Contact::BYTES_MAX).map(Contact::new))
             .collect()
     }
 
-    fn few(self, field: &'static str, values: usize, values_max: usize) -> Result<(), FieldError> {
+    fn check_count(
+        self,
+        field: &'static str,
+        values: usize,
+        values_max: usize,
+    ) -> Result<(), FieldError> {
         if values <= values_max {
             return Ok(());
         }

@@ -17,8 +17,8 @@ const LIMIT_MAX: u64 = 1 << 20;
 /// Open files other than connections with a slot: of the log, the store, clients, connections that
 /// wait for a slot, and the program itself.
 const OTHERS: u64 = 640;
-/// Open files of each partition (`partitions`): segments of its topics, also closed ones that are
-/// read.
+/// Open files of each partition (`partitions`): the open segments of its topics, and closed ones
+/// while they are read.
 const PER_PARTITION: u64 = 32;
 
 /// Raises the limit as far as the system allows, and warns if the configured bounds exceed it.

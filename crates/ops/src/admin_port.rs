@@ -120,6 +120,7 @@ pub(crate) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Resu
         let body = answer.bytes().await?;
         let problem = ProblemDetails::read(&body);
         let of_field = problem.errors.first().map(|field| &*field.detail);
+        let of_field = of_field.filter(|detail| !detail.is_empty());
         let detail = of_field.or(problem.explanation());
         let hint = match status {
             StatusCode::UNAUTHORIZED => " (--token-file)",

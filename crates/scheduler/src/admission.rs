@@ -83,6 +83,12 @@ impl Faults {
         // An id that ingestion generated counts as new without a look-up in the store. No other
         // writer can guarantee that: a relay that restarts sends its record again.
         if !is_ours(create.operation, &create.tenant) {
+            if create.verify_hash && create.id_origin == IdOrigin::Server {
+                self.add(
+                    "operation",
+                    "is not an ID that ingestion made for this tenant",
+                );
+            }
             create.id_origin = IdOrigin::Caller;
         }
         if create.input.len() > INPUT_BYTES_MAX {

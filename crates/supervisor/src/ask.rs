@@ -16,8 +16,8 @@ use super::metrics::SupervisorMetrics;
 
 /// Maximum number of recoveries in flight.
 const CHUNK_MAX: usize = 500;
-/// Recoveries are published in chunks of what may be published in this time, so that a low maximum
-/// rate is kept in small steps.
+/// A chunk of recoveries is as many as the maximum rate allows in this time, so that pauses between
+/// chunks stay short.
 const CHUNK_TIME: Duration = Duration::from_millis(250);
 
 /// Why a record was not published.
@@ -29,7 +29,8 @@ pub(super) enum AskError {
     /// The broker did not acknowledge it.
     #[error("a recovery was not acknowledged")]
     Produce(#[from] ProduceError),
-    /// The supervisor stops while recoveries wait for their turn.
+    /// The supervisor stopped while recoveries waited for their turn. They are not lost: what
+    /// caused them is read again.
     #[error("the supervisor is stopping")]
     Stopping,
 }

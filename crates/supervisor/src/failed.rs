@@ -22,7 +22,7 @@ use waybill_kafka::{
 use waybill_messages::{DecodeError, SchemaId};
 use waybill_telemetry::chain;
 
-use super::ask::Asker;
+use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 
@@ -100,14 +100,19 @@ impl Following {
             else {
                 continue;
             };
-            dead_letters.extend(intake.undecodable.iter().map(|(letter, _)| letter.clone()));
+            dead_letters.extend(
+                intake
+                    .undecodable
+                    .iter()
+                    .map(|(dead_letter, _)| dead_letter.clone()),
+            );
             self.metrics.unreadable.increment(dead_letters.len() as u64);
             let publish = async || {
                 self.asker.publish_dead_letters(&dead_letters).await?;
                 self.asker.ask(&recoveries).await
             };
             while let Err(error) = runtime.block_on(publish()) {
-                if !stop.is_cancelled() {
+                if !matches!(error, AskError::Stopping) {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         "could not write the decisions on failed operations; retrying"
@@ -214,8 +219,8 @@ impl Intake {
         for record in self.records.drain(..) {
             next.insert(record.partition, record.offset.next());
         }
-        for (letter, behind) in self.undecodable.drain(..) {
-            let next = next.entry(letter.partition).or_insert(behind);
+        for (dead_letter, behind) in self.undecodable.drain(..) {
+            let next = next.entry(dead_letter.partition).or_insert(behind);
             *next = behind.max(*next);
         }
         next.into_iter().collect()
@@ -238,7 +243,7 @@ impl GroupHandler for Intake {
         let is_gone = |partition| partitions.iter().any(|gone| gone.partition == partition);
         self.records.retain(|record| !is_gone(record.partition));
         self.undecodable
-            .retain(|(letter, _)| !is_gone(letter.partition));
+            .retain(|(dead_letter, _)| !is_gone(dead_letter.partition));
         self.passed.retain(|partition, _| !is_gone(*partition));
         Vec::new()
     }
@@ -249,8 +254,8 @@ impl GroupHandler for Intake {
 
     fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
         if self.passed.insert(log.partition, next) != Some(next) {
-            let letter = undecodable_dead_letter(log, next, "supervisor");
-            self.undecodable.push((letter, next));
+            let dead_letter = undecodable_dead_letter(log, next, "supervisor");
+            self.undecodable.push((dead_letter, next));
         }
         true
     }
@@ -293,10 +298,10 @@ mod tests {
         assert!(intake.takes_undecodable());
         intake.records.push(record(6));
         assert!(intake.undecodable(&log(7), Offset(12)));
-        let (letter, _) = &intake.undecodable[0];
-        assert_eq!(letter.topic, "waybill.failed-operations.v1.dlq");
-        assert_eq!((letter.partition, letter.offset), (P, Offset(7)));
-        let place = letter.value.as_deref().unwrap_or_default();
+        let (dead_letter, _) = &intake.undecodable[0];
+        assert_eq!(dead_letter.topic, "waybill.failed-operations.v1.dlq");
+        assert_eq!((dead_letter.partition, dead_letter.offset), (P, Offset(7)));
+        let place = dead_letter.value.as_deref().unwrap_or_default();
         assert!(String::from_utf8_lossy(place).contains("\"nextOffset\":12"));
         assert_eq!(intake.take_next(), [(P, Offset(12))]);
         assert!(intake.is_empty());

@@ -168,7 +168,7 @@ impl IndexShard {
             match passed {
                 Ok(true) if !stop.is_cancelled() && behind_since.is_none() => continue,
                 Ok(_) => {}
-                Err(_) if stop.is_cancelled() => {}
+                Err(PassError::Ask(AskError::Stopping)) => {}
                 Err(error) => {
                     self.metrics.failed_passes.increment(1);
                     tracing::warn!(

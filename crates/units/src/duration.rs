@@ -1,3 +1,5 @@
+//! Durations as text.
+
 use std::borrow::Cow;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! this grammar, and their JSON Schemas share its patterns. A pattern accepts what the parser
 //! accepts, except that only the parser knows the maximum.
 //!
-//! Deliberately absent: ranges of single settings, which belong to whoever uses the value.
+//! Deliberately absent: ranges of single settings. The crate that owns a setting checks its range.
 
 mod duration;
 mod size;

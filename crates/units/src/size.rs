@@ -1,3 +1,5 @@
+//! Sizes as text, and how much of a disk must stay free.
+
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;

@@ -20,7 +20,7 @@ const BOMB_BYTES: usize = 32 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The number of meaningless records, or of forged replies, in one step.
 const RUBBISH: usize = 20;
-/// An agent of every installation.
+/// An agent of the built-in workflow.
 const AGENT: &str = "drone";
 /// The pause after a large record. Waybill writes each twice, with its dead letter.
 const LARGE_PAUSE: Duration = Duration::from_secs(5);

@@ -3,8 +3,8 @@
 //!
 //! The guarantees of the run loop over topics hold here too: no agent blocks another, requests
 //! without room are answered `not attempted` immediately, there are no answers past complete-by, a
-//! superseded owner is refused, and a panic ends one attempt. These agents know only the owners in
-//! this process. Requests in flight are lost with the process, like everything in the scheduler's
+//! superseded owner is refused, and a panic ends one attempt. Only owners in this process
+//! send requests to these agents. Requests in flight are lost with the process, like everything in the scheduler's
 //! memory: the next owner of the operations requests the same attempts again.
 
 use std::collections::HashMap;

@@ -6,7 +6,6 @@
 //!
 //! In tests, [`faults`] makes the next operations in a directory fail. Other builds have no checks.
 
-use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -14,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use waybill_disk::write_back;
+use waybill_disk::{is_full, write_back};
 use waybill_wire::batch::BatchHeader;
 
 /// Bytes that [`LogFile::rewrite`] takes at a time, unless a batch is larger.
@@ -23,19 +22,6 @@ const REWRITE_BYTES: usize = 1 << 20;
 /// How much room there must be before a retry after a full disk: more than a memtable of the
 /// metadata, which fails first.
 const ROOM_BYTES: usize = 4 << 20;
-
-/// Whether a full disk or quota failed an operation. Either may end.
-pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if let Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) = kind {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
 
 /// Whether the file system of `dir` has room, tested with a file next to it. Blocks.
 pub(crate) fn has_room(dir: &Path) -> io::Result<bool> {

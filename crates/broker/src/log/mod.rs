@@ -31,7 +31,7 @@ mod trim;
 pub use damage::{Damage, DamagedBatch};
 #[cfg(test)]
 pub(crate) use disk::faults;
-pub(crate) use disk::{LogFile, has_room, is_full, sync_dir};
+pub(crate) use disk::{LogFile, has_room, sync_dir};
 pub(crate) use partition::{AppendError, Appended, Condition, Limits, Partition};
 pub(crate) use read::ReadError;
 pub(crate) use repair::{Repair, aside_path};

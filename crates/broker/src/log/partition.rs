@@ -21,11 +21,12 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use waybill_disk::is_full;
 use waybill_disk::write_back::WriteBackProgress;
 use waybill_wire::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
 
 use super::damage::DamagedBatch;
-use super::disk::{LogFile, is_full};
+use super::disk::LogFile;
 use super::producers::{Producers, Sequence, SequenceError};
 use super::recovery::{Recovered, recover};
 use super::segment::{ClosedSegment, LogError, SegmentIndex};

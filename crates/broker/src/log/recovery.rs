@@ -24,8 +24,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use waybill_disk::is_full;
+
 use super::damage::Damage;
-use super::disk::{LogFile, is_full, sync_dir};
+use super::disk::{LogFile, sync_dir};
 use super::producers::Producers;
 use super::scan::{find, scan};
 use super::segment::{

@@ -12,7 +12,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::disk::is_full;
+use waybill_disk::is_full;
+
 use super::partition::{Condition, Partition};
 use super::segment::LogError;
 use crate::locked;

@@ -15,9 +15,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use waybill_disk::is_full;
 use waybill_disk::write_back::WriteBackProgress;
 
-use super::disk::{LogFile, is_full, sync_dir};
+use super::disk::{LogFile, sync_dir};
 use super::partition::{Condition, Log, Partition};
 use super::producers::Producers;
 use super::segment::{ClosedSegment, IndexFile, LogError, SegmentIndex, open_segment};

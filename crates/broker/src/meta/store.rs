@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use fjall::{
     AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
 };
-use waybill_disk::{Depth, Synced, prepare};
+use waybill_disk::{Depth, Synced, is_full, prepare};
 
 use crate::locked;
-use crate::log::{has_room, is_full};
+use crate::log::has_room;
 
 /// The store holds little: small buffers keep its memory small.
 const CACHE_BYTES: u64 = 1 << 20;

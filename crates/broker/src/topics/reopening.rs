@@ -4,9 +4,11 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
+use waybill_disk::is_full;
+
 use super::{Topic, Topics};
 use crate::locked;
-use crate::log::{Condition, has_room, is_full};
+use crate::log::{Condition, has_room};
 
 impl Topics {
     /// Resolves when partitions must be [opened again](Self::reopen_full).

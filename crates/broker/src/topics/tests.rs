@@ -1,11 +1,12 @@
 use std::time::Duration;
 
+use waybill_disk::is_full;
 use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
 use super::*;
 use crate::log::faults::{self, Op};
-use crate::log::{AppendError, Appended, Condition, SyncedEnds, is_full};
+use crate::log::{AppendError, Appended, Condition, SyncedEnds};
 use crate::log::{SyncQueue, SyncThreads};
 use crate::stats::Counters;
 

@@ -5,34 +5,32 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::FieldProblem;
 
 /// Problem details (RFC 9457), with the invalid fields as `errors`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub struct ProblemDetails<'a> {
     /// The type of the problem: stable, and the path of a page about it.
-    #[serde(rename = "type", default)]
+    #[serde(rename = "type")]
     #[schema(required, value_type = String, format = "uri-reference", example = "/problems/invalid-values")]
     pub kind: Cow<'a, str>,
     /// A summary of the type.
-    #[serde(default)]
     #[schema(required, value_type = String, example = "Invalid values")]
     pub title: Cow<'a, str>,
     /// The HTTP status code.
-    #[serde(default)]
     #[schema(required, example = 422)]
     pub status: u16,
     /// What is wrong with this request.
-    #[serde(default)]
     #[schema(required, value_type = String, example = "1 value is invalid.")]
     pub detail: Cow<'a, str>,
     /// The invalid fields and headers, and up to 20 invalid query parameters: all, or the first 16
     /// KiB.
-    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
     #[schema(value_type = Vec<FieldProblem>)]
     pub errors: Cow<'a, [FieldProblem]>,
     /// If the outcome is unknown, the id to repeat the request with; otherwise the id that the
@@ -49,7 +47,22 @@ pub struct ProblemDetails<'a> {
 impl ProblemDetails<'static> {
     /// Reads the body of a refusal.
     pub fn read(body: &[u8]) -> Self {
-        serde_json::from_slice(body).unwrap_or_default()
+        let value: Value = serde_json::from_slice(body).unwrap_or_default();
+        let text = |name: &str| value[name].as_str().map(|text| Cow::Owned(text.to_owned()));
+        let status = value["status"].as_u64();
+        let errors: Option<Vec<FieldProblem>> =
+            serde_json::from_value(value["errors"].clone()).ok();
+        Self {
+            kind: text("type").unwrap_or_default(),
+            title: text("title").unwrap_or_default(),
+            status: status
+                .and_then(|status| u16::try_from(status).ok())
+                .unwrap_or_default(),
+            detail: text("detail").unwrap_or_default(),
+            errors: errors.unwrap_or_default().into(),
+            id: text("id"),
+            code: text("code"),
+        }
     }
 }
 
@@ -89,6 +102,10 @@ mod tests {
         let read = ProblemDetails::read(br#"{"title": "Gone", "errors": [{}], "more": 1}"#);
         assert_eq!(read.explanation(), Some("Gone"));
         assert_eq!(read.errors[0].place(), "");
+        let other =
+            br#"{"title": "Gone", "status": "410", "detail": null, "errors": {}, "code": 4}"#;
+        let read = ProblemDetails::read(other);
+        assert_eq!((read.explanation(), read.status), (Some("Gone"), 0));
         for body in ["", "<html>", "[]", r#"{"title": 1}"#] {
             let read = ProblemDetails::read(body.as_bytes());
             assert_eq!((read.explanation(), &*read.kind), (None, ""), "{body}");

@@ -432,6 +432,13 @@ fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
         let faults = admitted(changed).unwrap_err();
         assert!(faults[0].starts_with("request_hash: is "), "{faults:?}");
     }
+    // The hash covers no id: one that was generated carries a mark.
+    for changed in [&order, &delivery] {
+        let mut changed = changed.clone();
+        changed.operation.0 = Uuid::from_u128(changed.operation.0.as_u128() ^ (1 << 20));
+        let faults = admitted(changed).unwrap_err();
+        assert!(faults[0].starts_with("operation: is "), "{faults:?}");
+    }
 }
 
 /// A client may choose any hash that separates its repeats from conflicts.

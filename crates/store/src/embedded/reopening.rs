@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use waybill_disk::is_full;
+
 use super::damage::Damages;
 use super::retention::Retention;
 use super::tables::{Lasting, Tables};
@@ -304,15 +306,6 @@ fn close_tables(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
 /// Whether a flush or a compaction that failed is the cause.
 fn is_poisoned(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| matches!(cause.downcast_ref(), Some(fjall::Error::Poisoned)))
-}
-
-/// Whether a full disk, or a quota, is the cause.
-fn is_full(error: &(dyn Error + 'static)) -> bool {
-    let kind = io_error(error).map(io::Error::kind);
-    matches!(
-        kind,
-        Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-    )
 }
 
 /// The system's error, if it is the cause.

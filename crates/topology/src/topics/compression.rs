@@ -81,7 +81,7 @@ impl CompressionCheck {
     /// # Errors
     ///
     /// If there is such a topic, or the brokers are unavailable.
-    pub async fn refuse(&self) -> anyhow::Result<()> {
+    pub async fn check_at_start(&self) -> anyhow::Result<()> {
         self.admin.wait_ready(BROKER_PATIENCE).await?;
         let findings = self.find().await;
         refuse_harm(&findings.map_err(|error| explained(error, &self.topology))?)

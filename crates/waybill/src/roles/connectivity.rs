@@ -133,31 +133,48 @@ pub(super) fn compression(check: CompressionCheck, admin: &Admin, running: &Runn
     let uncompressed = admin.readiness.expect("uncompressed topics");
     uncompressed.set(true);
     running.spawn(Stage::Agents, "watch compression", move |stop| async move {
-        let mut was_found = false;
+        let mut last_topics = String::new();
+        let mut is_failing = false;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(COMPRESSION_EVERY) => {}
                 () = stop.cancelled() => return Ok(()),
             }
-            let found = tokio::time::timeout(COMPRESSION_ANSWER_MAX, check.find()).await;
-            let Ok(Ok(findings)) = found else {
-                continue;
+            let found = tokio::select! {
+                found = tokio::time::timeout(COMPRESSION_ANSWER_MAX, check.find()) => found,
+                () = stop.cancelled() => return Ok(()),
+            };
+            let found = match found {
+                Ok(found) => found.map_err(|error| chain(&error)),
+                Err(late) => Err(late.to_string()),
+            };
+            let was_failing = std::mem::replace(&mut is_failing, found.is_err());
+            let findings = match found {
+                Ok(findings) => findings,
+                Err(error) => {
+                    if !was_failing {
+                        tracing::warn!(error, "could not check the compression of topics; retrying");
+                    }
+                    continue;
+                }
             };
             let topics: Vec<String> = findings.iter().map(ToString::to_string).collect();
             let topics = topics.join("; ");
             let is_found = !topics.is_empty();
             uncompressed.note(is_found.then_some(&*topics));
             uncompressed.set(!is_found);
-            match (was_found, is_found) {
-                (false, true) => tracing::error!(
-                    topics,
-                    "topics keep batches compressed, so that small ones may fill the memory of their readers; this \
-                     process is not ready, and would not start"
-                ),
-                (true, false) => tracing::info!("all topics keep batches uncompressed again"),
-                (true, true) | (false, false) => {}
+            if topics != last_topics {
+                if is_found {
+                    tracing::error!(
+                        topics,
+                        "topics keep batches compressed, so that small ones may fill the memory of their readers; this \
+                         process is not ready, and would not start"
+                    );
+                } else {
+                    tracing::info!("all topics keep batches uncompressed again");
+                }
             }
-            was_found = is_found;
+            last_topics = topics;
         }
     });
 }

@@ -5,8 +5,8 @@
 //!
 //! What must hold: only the process's user reads it, because it holds all data of clients. An
 //! existing directory keeps its mode, and the log warns if other users may read it, except for the
-//! group through which containers get access. A refusal names
-//! the user of the process and the owner of the directory: in containers, nothing else shows them.
+//! group through which containers get access. A refusal names the user of the process and the owner
+//! of the directory: in containers, nothing else shows them.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, Metadata};
@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use rustix::process::{getgid, getuid};
+use waybill_disk::is_full;
 use waybill_node::disk::Space;
 use waybill_telemetry::health::Readiness;
 
@@ -28,6 +29,11 @@ const OTHERS: u32 = 0o007;
 const GROUP: u32 = 0o070;
 /// The group of the superuser, and of the arbitrary users that OpenShift runs containers as.
 const ROOT_GROUP: u32 = 0;
+/// What must be free before new files are created: the files of an empty broker and store take far
+/// less.
+const NEW_BYTES: u64 = 16 << 20;
+/// The pause before the free space is read again.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -58,12 +64,6 @@ pub(super) enum DataDirError {
         source: io::Error,
     },
 }
-
-/// What must be free before new files are created: the files of an empty broker and store take far
-/// less.
-const NEW_BYTES: u64 = 16 << 20;
-/// The pause before the free space is read again.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The user of this process, and the owner and mode of a directory.
 #[derive(Debug)]
@@ -215,7 +215,16 @@ fn make(path: &Path) -> Result<(), DataDirError> {
     })
 }
 
-/// Waits for room, if one of the directories `parts` of the data directory has yet to be created.
+/// A part of the data directory.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Its directory.
+    pub(super) dir: PathBuf,
+    /// Whether an earlier start has created its files.
+    pub(super) is_created: bool,
+}
+
+/// Waits for room, if a part of the data directory has yet to be created, or the directory itself.
 /// Readiness says so meanwhile. Then creates the data directory if it does not exist.
 ///
 /// # Errors
@@ -223,44 +232,50 @@ fn make(path: &Path) -> Result<(), DataDirError> {
 /// If the data directory cannot be created.
 pub(super) async fn wait_for_room(
     path: &Path,
-    parts: &[PathBuf],
+    parts: &[Part],
     readiness: &Readiness,
 ) -> Result<(), DataDirError> {
-    if parts.iter().all(|part| part.exists()) {
+    if path.exists() && parts.iter().all(|part| part.is_created) {
         return Ok(());
     }
     let room = readiness.expect("disk space for new data");
     let mut is_logged = false;
-    // A file system that cannot be measured is tried.
-    while let Ok(space) = Space::of(path)
-        && space.free < NEW_BYTES
-    {
+    while let Some(missing) = missing_room(path, parts)? {
         let dir = path.display();
-        let (free_bytes, needed_bytes) = (space.free, NEW_BYTES);
-        let note = format!(
-            "{free_bytes} bytes are free in {dir}, and a first start needs {needed_bytes}: free space there; the start \
-             then continues"
-        );
+        let note = format!("{missing}; free up space there, and the start continues");
         room.note(Some(&note));
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::warn!(
-                %dir,
-                free_bytes,
-                needed_bytes,
-                "the disk has no space for new data; waiting until space is freed"
-            );
+            tracing::warn!(%dir, missing, "the disk has no space for new data; waiting until space is freed");
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(CHECK_EVERY).await;
     }
     room.withdraw();
-    if path.exists() { Ok(()) } else { make(path) }
+    Ok(())
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
+/// What a first start lacks, if it does. Creates the directories: without room for these, there is
+/// none for their files, be it for want of bytes, of inodes or by a quota.
+fn missing_room(path: &Path, parts: &[Part]) -> Result<Option<String>, DataDirError> {
+    // A file system that cannot be measured is tried.
+    if let Ok(space) = Space::of(path)
+        && space.free < NEW_BYTES
+    {
+        return Ok(Some(format!(
+            "{} bytes are free in {}, and a first start needs {NEW_BYTES}",
+            space.free,
+            path.display()
+        )));
+    }
+    let parts = parts.iter().filter(|part| !part.is_created);
+    for dir in std::iter::once(path).chain(parts.map(|part| &*part.dir)) {
+        match make(dir) {
+            Err(DataDirError::Make { source, .. }) if is_full(&source) => {
+                return Ok(Some(format!("cannot create {}: {source}", dir.display())));
+            }
+            made => made?,
+        }
+    }
+    Ok(None)
 }
 
 fn no_access(path: &Path, source: io::Error) -> DataDirError {

@@ -22,12 +22,12 @@ mod supervisor;
 mod trim;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
 use waybill_agent::AgentTransport;
 use waybill_config::Environment;
+use waybill_disk::is_created;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
@@ -85,7 +85,11 @@ impl Disk {
         match role {
             Role::Broker => true,
             Role::Up { .. } => config.kafka.brokers.is_none(),
-            _ => false,
+            Role::Agents
+            | Role::Services
+            | Role::Ingestion
+            | Role::Scheduler
+            | Role::Supervisor => false,
         }
     }
 
@@ -97,18 +101,34 @@ impl Disk {
         }
     }
 
-    /// The directories of the broker, the store and the services of a process.
-    fn parts(role: Role, config: &Config) -> Vec<PathBuf> {
+    /// The broker, the store and the services of a process.
+    fn parts(role: Role, config: &Config) -> Vec<Part> {
         let dir = &config.data_dir;
         let has_services = matches!(role, Role::Services | Role::Up { services: true, .. });
-        [
-            (Self::has_broker(role, config), of_broker(dir)),
-            (Self::has_store(role, config), of_store(dir)),
-            (has_services, dir.join("services")),
-        ]
-        .into_iter()
-        .filter_map(|(has_part, dir)| has_part.then_some(dir))
-        .collect()
+        let (broker, store, services) = (of_broker(dir), of_store(dir), dir.join("services"));
+        let mut parts = Vec::new();
+        if Self::has_broker(role, config) {
+            let is_created = is_created(&broker.join("meta"));
+            parts.push(Part {
+                dir: broker,
+                is_created,
+            });
+        }
+        if Self::has_store(role, config) {
+            let is_created = is_created(&store);
+            parts.push(Part {
+                dir: store,
+                is_created,
+            });
+        }
+        if has_services {
+            let is_created = services.join("ledger.ndjson").exists();
+            parts.push(Part {
+                dir: services,
+                is_created,
+            });
+        }
+        parts
     }
 }
 
@@ -178,7 +198,7 @@ async fn start(
             connectivity::group_commits(&kafka, admin, running);
             let own: Vec<&str> = handlers.iter().map(|(agent, _)| &**agent).collect();
             let compression = CompressionCheck::of_agents(&config.topology(), &kafka, &own)?;
-            compression.refuse().await?;
+            compression.check_at_start().await?;
             connectivity::compression(compression, admin, running);
             agents::start(config, kafka, names, handlers, admin, running).await
         }

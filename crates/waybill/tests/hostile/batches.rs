@@ -13,14 +13,6 @@ const BOMB_BYTES: usize = 400 << 20;
 /// The same for all codecs.
 const SMALL_BOMB_BYTES: usize = 32 << 20;
 
-/// The topics that the program itself reads, without their prefix.
-const TOPICS: [&str; 4] = [
-    "operation-requests.v1",
-    "step-replies.v1",
-    "recovery.v1",
-    "drone.requests.v1",
-];
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_invalid_compressed_record_stops_no_partition() {
     for broker in Broker::all() {

@@ -27,6 +27,13 @@ use waybill_test_support::process::{Process, without_test_variables};
 /// The time limit of all waits: it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The topics that the program itself reads, without their prefix.
+const TOPICS: [&str; 4] = [
+    "operation-requests.v1",
+    "step-replies.v1",
+    "recovery.v1",
+    "drone.requests.v1",
+];
 /// The connection limit of each listener.
 const CONNECTIONS_MAX: usize = 40;
 

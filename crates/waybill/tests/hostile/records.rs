@@ -17,13 +17,6 @@ use waybill_test_support::batches::set_batch_bytes_max;
 use super::replies::WORKFLOW;
 use super::*;
 
-/// The topics that the program itself reads, without their prefix.
-const TOPICS: [&str; 4] = [
-    "operation-requests.v1",
-    "step-replies.v1",
-    "recovery.v1",
-    "drone.requests.v1",
-];
 /// Close to what the topics accept.
 const WHOLE_BYTES: usize = RECORD_BYTES_MAX as usize - 1_024;
 /// More than a dead-letter topic accepts.
@@ -53,9 +46,9 @@ async fn send(producer: &FutureProducer, topic: &str, key: &str, value: &[u8]) {
 }
 
 /// A dead letter: its value, and a header's text.
-type Letter = (Vec<u8>, HashMap<String, String>);
+type DeadLetter = (Vec<u8>, HashMap<String, String>);
 
-fn read_letter(consumer: &BaseConsumer, what: &str) -> Letter {
+fn read_dead_letter(consumer: &BaseConsumer, what: &str) -> DeadLetter {
     let deadline = Instant::now() + PATIENCE;
     loop {
         assert!(Instant::now() < deadline, "{what}: no dead letter came");
@@ -95,7 +88,7 @@ async fn large_poison_gets_one_dead_letter(site: &Site, topic: &str) {
     consumer.subscribe(&[&format!("{name}.dlq")]).unwrap();
     let whole = vec![b'w'; WHOLE_BYTES];
     send(&producer, &name, "poison", &whole).await;
-    let (value, headers) = read_letter(&consumer, topic);
+    let (value, headers) = read_dead_letter(&consumer, topic);
     assert!(value == whole, "{topic}: it is unchanged");
     assert_eq!(headers[ERRORS_TOPIC], name);
     assert!(!headers.contains_key(CUT_BYTES), "{topic}: {headers:?}");
@@ -105,7 +98,7 @@ async fn large_poison_gets_one_dead_letter(site: &Site, topic: &str) {
     assert_eq!(code, 0, "{topic}");
     let large = vec![b'c'; CUT];
     send(&producer, &name, "poison", &large).await;
-    let (value, headers) = read_letter(&consumer, topic);
+    let (value, headers) = read_dead_letter(&consumer, topic);
     assert!(value.len() < large.len() && large.starts_with(&value));
     let hash = Sha256::digest(&large);
     let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -147,7 +140,7 @@ async fn an_id_with_invisible_characters_is_refused_and_never_shown_as_it_is() {
     for id in DECEPTIVE {
         let operation = OperationId::of_caller("", id);
         send(&producer, &topic, id, &request(operation, id)).await;
-        read_letter(&consumer, id);
+        read_dead_letter(&consumer, id);
         let path = format!("/v1/operations/{operation}");
         let (status, page) = site.get("http", &path).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{page}");
