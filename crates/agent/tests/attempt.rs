@@ -57,7 +57,7 @@ struct Clumsy {
 
 impl Clumsy {
     fn falls(&self, over: &'static str) -> BoxFuture<'_, Outcome> {
-        assert!(self.awaits_first, "over {over} concurrently");
+        assert!(self.awaits_first, "over {over} immediately");
         Box::pin(async move {
             tokio::task::yield_now().await;
             panic!("over {over} later");

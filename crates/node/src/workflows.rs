@@ -226,7 +226,7 @@ steps:
                 OTHER.replace("agent: walker\n    after", "agnet: walker\n    after"),
                 ":9:5: unknown key steps.agnet",
             ),
-            (OTHER.replace("2s", "2"), ":7:14: "),
+            (OTHER.replace("2s", "2"), ":7:5: steps.timeout: "),
             (OTHER.replace("[go]", "[fly]"), ":8: invalid workflow: "),
             (OTHER.replace("2s", "0s"), ":5: invalid workflow: "),
             (

@@ -123,3 +123,12 @@ pub fn log_tail(log: &Path) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
 }
+
+/// The output of a command without the warning that the topics of the embedded broker may take more
+/// space than this machine's disk has free: that differs between machines.
+pub fn without_disk_warning(output: &str) -> String {
+    output
+        .split_inclusive('\n')
+        .filter(|line| !line.contains("the topics of the embedded broker may take"))
+        .collect()
+}

@@ -172,7 +172,7 @@ pub enum Command {
     ///
     /// With the id of an operation: what it waits for, which process has it, and what happens next.
     Doctor(DoctorArgs),
-    /// Explain the lag of partitions: `explain lag` shows which operations hold the checkpoints
+    /// Explain the lag: which operations hold the checkpoints
     Explain(ExplainArgs),
     /// Estimate the processes, partitions and servers that a load needs
     Capacity(CapacityArgs),

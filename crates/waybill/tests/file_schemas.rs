@@ -138,7 +138,7 @@ fn a_misspelt_key_a_missing_one_and_a_wrong_value_are_refused_in_every_kind_of_f
         ("workflow", workflow(json!({"name": "pay"}))),
         ("workflow", with("agnet", json!("bank"))),
         ("workflow", with("timeout", json!(5))),
-        ("workflow", with("timeout", json!("1d"))),
+        ("workflow", with("timeout", json!("1w"))),
         ("workflow", with("kind", json!("pivto"))),
         ("workflow", with("retry", json!({"attempts": 3}))),
         ("workflow", with("compensation", json!({"manuel": true}))),

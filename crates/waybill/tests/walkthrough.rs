@@ -10,7 +10,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{
+    Process, log_tail, without_disk_warning, without_test_variables,
+};
 
 /// The time limit for an output. Generous, because it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -262,7 +264,7 @@ impl Setup {
             shell.env(listener, self.as_here(page));
         }
         let output = shell.output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
+        without_disk_warning(&String::from_utf8(output.stdout).unwrap())
     }
 
     fn log(&self) -> String {

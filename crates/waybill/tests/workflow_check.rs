@@ -147,7 +147,10 @@ fn check_prints_json() {
         json(&["workflow", "check", workflow, "--agents", agents]),
         json!({ "workflow": found, "agentsElsewhere": ["buyer"] })
     );
-    assert_eq!(json(&["config", "check"]), json!({ "agentsElsewhere": [] }));
+    let mut checked = json(&["config", "check"]);
+    // A warning on a machine whose disk is too small.
+    checked.as_object_mut().unwrap().remove("disk");
+    assert_eq!(checked, json!({ "agentsElsewhere": [] }));
 }
 
 #[test]
@@ -181,7 +184,7 @@ fn invalid_workflows_are_refused_with_position_and_reason() {
         ),
         (
             WORKFLOW.replace("kind: pure", "timeout: 5"),
-            ":10:14: steps.timeout: ",
+            ":10:5: steps.timeout: ",
         ),
         (
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),

@@ -45,8 +45,12 @@ async fn send(producer: &FutureProducer, topic: &str, key: &str, value: &[u8]) {
     }
 }
 
-/// A dead letter: its value, and a header's text.
-type DeadLetter = (Vec<u8>, HashMap<String, String>);
+struct DeadLetter {
+    partition: i32,
+    offset: i64,
+    value: Vec<u8>,
+    headers: HashMap<String, String>,
+}
 
 fn read_dead_letter(consumer: &BaseConsumer, what: &str) -> DeadLetter {
     let deadline = Instant::now() + PATIENCE;
@@ -64,7 +68,12 @@ fn read_dead_letter(consumer: &BaseConsumer, what: &str) -> DeadLetter {
                 (header.key.to_owned(), text(value))
             })
             .collect();
-        return (record.payload().unwrap_or_default().to_vec(), headers);
+        return DeadLetter {
+            partition: record.partition(),
+            offset: record.offset(),
+            value: record.payload().unwrap_or_default().to_vec(),
+            headers,
+        };
     }
 }
 
@@ -88,7 +97,7 @@ async fn large_poison_gets_one_dead_letter(site: &Site, topic: &str) {
     consumer.subscribe(&[&format!("{name}.dlq")]).unwrap();
     let whole = vec![b'w'; WHOLE_BYTES];
     send(&producer, &name, "poison", &whole).await;
-    let (value, headers) = read_dead_letter(&consumer, topic);
+    let DeadLetter { value, headers, .. } = read_dead_letter(&consumer, topic);
     assert!(value == whole, "{topic}: it is unchanged");
     assert_eq!(headers[ERRORS_TOPIC], name);
     assert!(!headers.contains_key(CUT_BYTES), "{topic}: {headers:?}");
@@ -98,7 +107,7 @@ async fn large_poison_gets_one_dead_letter(site: &Site, topic: &str) {
     assert_eq!(code, 0, "{topic}");
     let large = vec![b'c'; CUT];
     send(&producer, &name, "poison", &large).await;
-    let (value, headers) = read_dead_letter(&consumer, topic);
+    let DeadLetter { value, headers, .. } = read_dead_letter(&consumer, topic);
     assert!(value.len() < large.len() && large.starts_with(&value));
     let hash = Sha256::digest(&large);
     let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -137,10 +146,15 @@ async fn an_id_with_invisible_characters_is_refused_and_never_shown_as_it_is() {
     let consumer: BaseConsumer = client(&site);
     let topic = site.topic("operation-requests.v1");
     consumer.subscribe(&[&format!("{topic}.dlq")]).unwrap();
+    let mut place = [String::new(), String::new()];
     for id in DECEPTIVE {
         let operation = OperationId::of_caller("", id);
         send(&producer, &topic, id, &request(operation, id)).await;
-        read_dead_letter(&consumer, id);
+        let dead_letter = read_dead_letter(&consumer, id);
+        place = [
+            dead_letter.partition.to_string(),
+            dead_letter.offset.to_string(),
+        ];
         let path = format!("/v1/operations/{operation}");
         let (status, page) = site.get("http", &path).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{page}");
@@ -148,7 +162,10 @@ async fn an_id_with_invisible_characters_is_refused_and_never_shown_as_it_is() {
     for (command, shows_ids) in [
         (&["dlq", "list", "--output", "table"][..], false),
         (&["dlq", "list", "--output", "json"], true),
-        (&["dlq", "show", "operation-requests", "0", "0"], false),
+        (
+            &["dlq", "show", "operation-requests", &place[0], &place[1]],
+            false,
+        ),
     ] {
         let mut run = Command::new(env!("CARGO_BIN_EXE_waybill"));
         run.args(command).arg("--brokers");

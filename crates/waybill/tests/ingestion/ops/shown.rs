@@ -250,7 +250,7 @@ async fn the_list_shows_parked_operations_filtered_and_paged() {
             .0
             .contains(&id_of("abandoned").to_string())
     );
-    assert_eq!(list("olderThan=1000000h").await.0, ids(&[]));
+    assert_eq!(list("olderThan=36500d").await.0, ids(&[]));
     assert_eq!(list("order=newest&limit=1").await.0, ids(&["error-4"]));
 
     let (mut found, mut page) = list("limit=2").await;
