@@ -45,6 +45,7 @@ use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::topics::{self, BrokerKind, CompressionCheck};
 
 use self::agents::Reached;
+use self::data_dir::Part;
 
 pub(crate) use agents::{
     built_in as built_in_agents, elsewhere as agents_elsewhere, load_file as load_agents_file,
