@@ -54,8 +54,8 @@ enum Command {
     /// Measure how the cost of a delivery grows with the numbers of partitions, of operations in
     /// progress and of stored operations
     Growth(growth::Arguments),
-    /// Attack a running Waybill in ten ways that need no token, to measure the effect on honest
-    /// clients
+    /// Attack a running Waybill in eighteen ways that need no token, to measure the effect on
+    /// honest clients
     Attack(attack::Arguments),
     /// Run deliveries without Waybill, for comparison
     Baseline(waybill_baseline::Arguments),

@@ -520,7 +520,7 @@ impl StepTransition<'_> {
             self.progress.error = Some(StepError {
                 code: "manual-undo-needed".to_owned(),
                 message:
-                    "an operator must undo this step by hand and report it with the verb undone"
+                    "an operator must undo this step by hand and record it with `waybill ops undone`"
                         .to_owned(),
             });
             return;

@@ -193,8 +193,8 @@ fn sentence(code: &'static str) -> &'static str {
             "The operation could not be undone: use retry-compensation, undone or abandon."
         }
         "not-parked-in-error" => {
-            "Only an operation in Error can be resubmitted. To run another failed operation again \
-             as a new one, use asNew."
+            "Only an operation in Error can be resubmitted. An undone or abandoned one can be run \
+             again as a new operation: --as-new (API: `asNew`)."
         }
         "partly-undone" => "Some steps were undone: resubmit the operation with asNew.",
         "nothing-undone" => "No step was undone: resubmit the operation without asNew.",

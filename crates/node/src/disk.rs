@@ -261,18 +261,20 @@ impl TopicSpace {
         } = self;
         let available = disk.free.saturating_add(logs).saturating_sub(free_min);
         (bounds > available).then(|| {
+            let rounded_alike = rounded(bounds).to_string() == rounded(available).to_string();
+            let compared = if rounded_alike { in_mib } else { rounded };
             format!(
-                "the topics of the embedded broker may take {} in all, and can have {} in {}: {} of {} are free, the \
-                 topics already take {}, and storage.freeMin is {}; lower broker.requestsDiskBytesMax, partitions or \
-                 kafka.stepPartitions for new topics, free space, or give dataDir a larger disk; until then new \
-                 requests are refused while less than storage.freeMin is free",
-                rounded(bounds),
-                rounded(available),
+                "the topics of the embedded broker may grow to {} but {} has only {} for them ({} of {} are free, less \
+                 storage.freeMin of {}; they take {} already). New requests will be refused while less than \
+                 storage.freeMin is free. To avoid this, lower broker.requestsDiskBytesMax, partitions or \
+                 kafka.stepPartitions (for new topics), free space, or use a larger disk",
+                compared(bounds),
                 data_dir.display(),
+                compared(available),
                 rounded(disk.free),
                 rounded(disk.size),
-                rounded(logs),
-                rounded(free_min)
+                rounded(free_min),
+                rounded(logs)
             )
         })
     }
@@ -295,9 +297,14 @@ fn used_below(dir: &Path) -> u64 {
 /// Rounds to GiB, or to MiB below one GiB.
 fn rounded(bytes: u64) -> ByteSize {
     match bytes >> 30 {
-        0 => ByteSize::mib(bytes >> 20),
+        0 => in_mib(bytes),
         gib => ByteSize::gib(gib),
     }
+}
+
+/// Rounds to MiB.
+fn in_mib(bytes: u64) -> ByteSize {
+    ByteSize::mib(bytes >> 20)
 }
 
 #[cfg(test)]
@@ -413,18 +420,32 @@ mod tests {
         assert_eq!(exceeded(50, 15, 40), None, "the topics have their space");
         let message = exceeded(50, 20, 7).expect("other files fill the disk");
         for part in [
-            "50GiB in all",
-            "can have 22GiB in data",
+            "may grow to 50GiB but data has only 22GiB for them",
             "20GiB of 100GiB are free",
-            "already take 7GiB",
-            "storage.freeMin is 5GiB",
+            "less storage.freeMin of 5GiB",
+            "they take 7GiB already",
             "broker.requestsDiskBytesMax",
         ] {
             assert!(message.contains(part), "{part}: {message}");
         }
         let message = exceeded(200, 99, 0).expect("the disk is too small");
-        assert!(message.contains("200GiB in all"), "{message}");
+        assert!(message.contains("may grow to 200GiB"), "{message}");
         assert!(exceeded(1, 4, 0).is_some(), "the disk is low");
+        let mib = 1 << 20;
+        let space = TopicSpace {
+            disk: Space {
+                free: gib(50) + mib,
+                size: gib(100),
+            },
+            logs: 0,
+            free_min: 0,
+        };
+        let message = space.exceeded_by(gib(50) + 3 * mib, Path::new("data"));
+        let message = message.expect("2 MiB are missing");
+        assert!(
+            message.contains("may grow to 51203MiB but data has only 51201MiB for them"),
+            "{message}"
+        );
     }
 
     #[test]

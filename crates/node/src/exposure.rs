@@ -37,6 +37,12 @@ enum Guard {
 }
 
 impl Listens {
+    /// The configuration key of its address, and the flag for it.
+    #[must_use]
+    pub fn setting(&self) -> String {
+        format!("{} ({})", self.key, self.flag)
+    }
+
     /// The configured address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

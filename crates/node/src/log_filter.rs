@@ -46,7 +46,7 @@ pub enum LogFilterError {
     Word(String),
     /// The target of a pair never writes log lines.
     #[error(
-        "no log line has the target {0:?}; the targets are {them}, and their modules, such as waybill_scheduler",
+        "no log line has the target {0:?}; the targets are {them}, and their modules, such as waybill_scheduler::scheduler_loop",
         them = WRITERS.join(", ")
     )]
     Target(String),

@@ -35,9 +35,9 @@ impl ApiAddress {
     pub(crate) fn origin(&self) -> String {
         match self.setting {
             Some(setting) => {
-                format!("the address is that of {setting}; --api URL names another")
+                format!("The address comes from {setting}; --api URL overrides it")
             }
-            None => "the address is that of --api".to_owned(),
+            None => "The address comes from --api".to_owned(),
         }
     }
 
@@ -124,9 +124,9 @@ mod tests {
         };
         assert_eq!(
             origin(None),
-            "the address is that of http.listen (--http); --api URL names another"
+            "The address comes from http.listen (--http); --api URL overrides it"
         );
-        assert_eq!(origin(Some("http://h")), "the address is that of --api");
+        assert_eq!(origin(Some("http://h")), "The address comes from --api");
     }
 
     #[test]

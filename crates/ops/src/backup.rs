@@ -1,7 +1,7 @@
 //! `waybill backup` writes broker and store of a running `up` to a file; `waybill restore` makes a
 //! data directory from it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,8 +55,11 @@ impl BackupArgs {
         let partial = partial_of(&self.file);
         let request = client.post(&url).header(CONTENT_TYPE, media_type::JSON);
         let answer = runtime.block_on(admin_port::accepted(&url, request))?;
+        // Only its owner may read it, because it holds clients' data.
+        let file = private_file(&partial)
+            .with_context(|| format!("cannot create {}", partial.display()))?;
         let written = runtime
-            .block_on(write(answer, &partial))
+            .block_on(write(answer, file))
             .with_context(|| format!("{} is incomplete", partial.display()))
             .and_then(|()| {
                 let checked = backup::check(&partial);
@@ -90,9 +93,8 @@ impl RestoreArgs {
     }
 }
 
-/// Writes the answer to a file with owner-only permissions, because it holds clients' data.
-async fn write(mut answer: Response, path: &Path) -> anyhow::Result<()> {
-    let mut file = private_file(path)?;
+/// Writes the answer to a file.
+async fn write(mut answer: Response, mut file: File) -> anyhow::Result<()> {
     while let Some(piece) = answer.chunk().await? {
         file.write_all(&piece)?;
     }

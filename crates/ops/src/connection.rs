@@ -288,7 +288,8 @@ pub(crate) fn until_reader_leaves(result: anyhow::Result<()>) -> anyhow::Result<
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// Whether the reader of the output has left.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)

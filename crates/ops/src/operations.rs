@@ -39,7 +39,8 @@ use crate::runtime::runtime;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the operation's state does not allow the request, or the request had another result
+  1  the operation is unknown, its state does not allow the request, or the request had another
+     result
   2  the command line or the token is invalid, or the API is unreachable or unavailable";
 
 /// The arguments of `waybill ops`.

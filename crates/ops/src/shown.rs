@@ -59,7 +59,7 @@ impl Written {
 pub fn named_elsewhere(agents: &[String]) -> String {
     match agents {
         [] => String::new(),
-        agents => format!("; agents that no file defines: {}", agents.join(", ")),
+        agents => format!("; agents not in any file: {}", agents.join(", ")),
     }
 }
 

@@ -59,6 +59,20 @@ pub(crate) fn terminal_width() -> Option<u16> {
     terminal_size_of(io::stdout()).map(|(width, _)| width.0)
 }
 
+/// Says on standard error which columns did not fit on the terminal.
+pub(crate) fn report_left_out(columns: &[&str]) {
+    if !columns.is_empty() {
+        eprintln!("{}", left_out_notice(columns));
+    }
+}
+
+fn left_out_notice(columns: &[&str]) -> String {
+    format!(
+        "columns left out: {}: the terminal is too narrow; --output json shows all",
+        columns.join(", ")
+    )
+}
+
 /// A table that is written once all of its rows are known.
 pub(crate) struct Table<'a> {
     columns: &'a [Column],
@@ -103,6 +117,15 @@ impl<'a> Table<'a> {
             column.set_constraint(constraint);
         }
         self.table.trim_fmt()
+    }
+
+    /// The names of the columns that do not fit on the terminal.
+    pub(crate) fn left_out(&self) -> Vec<&'static str> {
+        let columns = self.columns.iter().zip(self.constraints());
+        columns
+            .filter(|(_, constraint)| *constraint == ColumnConstraint::Hidden)
+            .map(|(column, _)| column.name)
+            .collect()
     }
 
     fn constraints(&self) -> Vec<ColumnConstraint> {
@@ -198,13 +221,19 @@ mod tests {
         let headings = |width| {
             let mut table = Table::new(&columns, Some(width)).with_heading();
             table.add(["an-id", "one", "two"]);
+            let left_out = table.left_out().join(", ");
             let text = table.into_text();
-            text.lines().next().unwrap().to_owned()
+            (text.lines().next().unwrap().to_owned(), left_out)
         };
-        assert_eq!(headings(20), "ID    FIRST SECOND");
-        assert_eq!(headings(15), "ID    SECOND");
-        assert_eq!(headings(8), "ID");
-        assert_eq!(headings(4), "ID", "never hidden");
+        let expected = |shown: &str, left_out: &str| (shown.to_owned(), left_out.to_owned());
+        assert_eq!(headings(20), expected("ID    FIRST SECOND", ""));
+        assert_eq!(headings(15), expected("ID    SECOND", "FIRST"));
+        assert_eq!(headings(8), expected("ID", "FIRST, SECOND"));
+        assert_eq!(headings(4), expected("ID", "FIRST, SECOND"), "never hidden");
+        assert_eq!(
+            left_out_notice(&["FIRST", "SECOND"]),
+            "columns left out: FIRST, SECOND: the terminal is too narrow; --output json shows all"
+        );
     }
 
     #[test]

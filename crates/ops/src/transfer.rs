@@ -46,8 +46,9 @@ async fn open(config: &Config) -> anyhow::Result<Opened> {
     }
     let dir = data_dir::of_store(&config.data_dir);
     match EmbeddedStore::open(EmbeddedConfig::new(dir)) {
-        Err(error @ StoreError::Locked { .. }) => Err(anyhow::Error::from(error)
-            .context("another process uses the embedded store: stop that process first")),
+        Err(error @ StoreError::Locked { .. }) => {
+            anyhow::bail!("{error}: stop that process first")
+        }
         opened => Ok(Opened::Embedded(
             opened.context("cannot open the embedded store")?,
         )),

@@ -124,7 +124,7 @@ const LAYOUT_SHARDS: Metric<Gauge> = Metric::new(
 );
 const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
     "waybill_scheduler_requests_retention_seconds",
-    "Configured retention of requests; requests with a longer lag are lost, except on the embedded \
+    "Configured retention of requests; requests with a longer lag are lost. Absent on the embedded \
      broker, where unfinished requests do not expire",
     [],
 );

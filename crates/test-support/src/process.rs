@@ -124,11 +124,11 @@ pub fn log_tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
 }
 
-/// The output of a command without the warning that the topics of the embedded broker may take more
-/// space than this machine's disk has free: that differs between machines.
+/// The output of a command without the warning that the topics of the embedded broker may grow to
+/// more than this machine's disk has for them: that differs between machines.
 pub fn without_disk_warning(output: &str) -> String {
     output
         .split_inclusive('\n')
-        .filter(|line| !line.contains("the topics of the embedded broker may take"))
+        .filter(|line| !line.contains("the topics of the embedded broker may grow to"))
         .collect()
 }

@@ -71,7 +71,7 @@ pub enum Command {
         /// Use services of another process, at the address of --services
         #[arg(long)]
         no_services: bool,
-        /// The number of sample deliveries to send once everything is ready; shows their progress
+        /// Send this many sample deliveries once everything is ready, and show their progress
         #[arg(long, value_name = "N", default_value_t = 0)]
         samples: u64,
     },

@@ -437,7 +437,7 @@ fn check_reads_a_workflow_from_a_pipe() {
     let output = checking.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let message = printed(&output.stdout);
-    let expected = "ok; agents that no file defines: walker\n";
+    let expected = "ok; agents not in any file: walker\n";
     assert_eq!(message, expected);
 }
 

@@ -47,7 +47,7 @@ fn a_valid_workflow_is_reported_on_one_line() {
         check(&[&workflow], &[&agents]),
         (
             Some(0),
-            "ok: errand, version 3, 2 steps; agents that no file defines: buyer\n".to_owned()
+            "ok: errand, version 3, 2 steps; agents not in any file: buyer\n".to_owned()
         )
     );
     let buyer = AGENTS.replace("name: walker", "name: buyer");
@@ -162,7 +162,7 @@ fn the_shipped_workflows_fit_their_agents() {
         &[&example.join("agents.yaml")],
     );
     assert_eq!(code, Some(0), "{text}");
-    assert!(!text.contains("no file defines"), "{text}");
+    assert!(!text.contains("not in any file"), "{text}");
     let (code, text) = check(&[&root.join("workflows/drone-delivery.yaml")], &[]);
     assert_eq!(code, Some(0), "{text}");
 }

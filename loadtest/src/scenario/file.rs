@@ -71,7 +71,7 @@ fn refusal(from: &str, error: &Error) -> anyhow::Error {
         error = inner;
     }
     let place = error.location().map_or_else(String::new, |location| {
-        format!("{}:{}: ", location.line(), location.column())
+        format!("{}:{}:", location.line(), location.column())
     });
     let problem = match error {
         Error::SerdeUnknownField {
@@ -82,7 +82,7 @@ fn refusal(from: &str, error: &Error) -> anyhow::Error {
         } => format!("{variant} is not one of {}", expected.join(", ")),
         other => UserMessageFormatter.format_message(other).into_owned(),
     };
-    anyhow::anyhow!("{from}: {place}{}", problem.replace(char::is_control, " "))
+    anyhow::anyhow!("{from}:{place} {}", problem.replace(char::is_control, " "))
 }
 
 #[cfg(test)]
@@ -200,7 +200,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
             assert!(WHOLE.contains(from), "{from}");
             let text = WHOLE.replacen(from, to, 1);
             let refused = parse("whole", "whole.yaml", &text).unwrap_err().to_string();
-            assert!(refused.starts_with("whole.yaml: "), "{refused}");
+            assert!(refused.starts_with("whole.yaml:"), "{refused}");
             assert!(refused.contains(field), "{to}: {refused}");
             assert!(!refused.contains('\n'), "{refused}");
         }

@@ -13,7 +13,11 @@ pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
     vec![
         runs.top_rate(),
         runs.against_peers(peers),
-        runs.cpu(WAYBILL, "CPU per delivery of ours, over HTTP agents", 300.0),
+        runs.cpu(
+            WAYBILL,
+            "Waybill's CPU per delivery, over HTTP agents",
+            300.0,
+        ),
         runs.cpu(
             DIRECT,
             "the same, asked directly in the scheduler's process",
@@ -21,7 +25,7 @@ pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
         ),
         runs.cpu(
             IN_PROCESS,
-            "CPU per delivery of ours, in-process agents",
+            "Waybill's CPU per delivery, in-process agents",
             150.0,
         ),
         runs.in_process(),
@@ -127,7 +131,7 @@ impl<'a> Runs<'a> {
                 measured: format!("{times:.2}x {peer}"),
                 ..at_least(work, 3.0, Some(times), "x")
             },
-            None => not_measured(work, "≥ 3 x", "no --peer was there"),
+            None => not_measured(work, "≥ 3 x", "no --peer was given"),
         }
     }
 

@@ -350,14 +350,14 @@ fn parked_alert(resident: &ResidentOperation) -> Option<Message> {
                 (
                     AlertKind::ManualUndo,
                     cause,
-                    "Undo the step by hand, then report it with the verb undone.",
+                    "Undo the step by hand, then record it with `waybill ops undone`.",
                 )
             } else {
                 (
                     AlertKind::CompensationFailed,
                     cause,
                     "Fix the cause, then retry the compensation; or undo the step by hand and \
-                     report it with the verb undone; or abandon it with a reason.",
+                     record it with `waybill ops undone`; or abandon it with a reason.",
                 )
             }
         }

@@ -196,11 +196,12 @@ pub fn document(is_guarded: bool) -> String {
 const HTML: &str = "text/html";
 
 const INTRODUCTION: &str = "Waybill runs operations of several steps across remote services. Each \
-                            accepted operation completes, or ends visibly.\n\nThe server answers \
-                            202 once the request is durable. GET the URL in the Location header \
-                            to read the operation's state.\n\nRefusals are problem details (RFC \
-                            9457). They list every invalid field, and every invalid or unknown \
-                            query parameter.";
+                            accepted operation completes, is undone, or is parked for a \
+                            person.\n\nThe server answers 202 once the request is durable. GET \
+                            the URL in the Location header to read the operation's \
+                            state.\n\nRefusals are problem details (RFC 9457). They list every \
+                            invalid field. Invalid and unknown query parameters are reported \
+                            alone, without the fields of the body.";
 
 const CREATING: &str = "The server answers once the request is durable. With an id of your own, \
                         repeating the request is safe: the same request returns the same \

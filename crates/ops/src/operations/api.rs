@@ -117,7 +117,10 @@ impl ApiError {
     /// Adds a hint if an unknown ID was looked up without a tenant.
     fn of_id(mut self, tenant: Option<&str>) -> Self {
         if self.is_unknown() && tenant.is_none() {
-            let hint = " (if a tenant has it: give --tenant NAME, or use the operation's id)";
+            let hint = "; for a tenant's operation, add --tenant NAME or use the operation's id";
+            // The text may be a sentence.
+            let end = self.text.trim_end_matches('.').len();
+            self.text.truncate(end);
             self.text.push_str(hint);
         }
         self
@@ -151,7 +154,7 @@ impl ApiError {
         if problem.explanation().is_none() || is(Kind::NotFound) {
             let origin = address.origin();
             text = format!(
-                "{address} answers {status}: {text} Check that this is the API's address ({origin})"
+                "{address} answers {status}: {text} Check that this is the API's address. {origin}"
             );
         }
         Self { fault, text }
@@ -278,7 +281,7 @@ impl Api {
         let address = &self.address;
         let origin = address.origin();
         ApiError::unavailable(format!(
-            "unexpected response from {address}: {why} ({origin})"
+            "unexpected response from {address}: {why}. {origin}"
         ))
     }
 
@@ -382,11 +385,11 @@ impl Api {
         };
         if error.is_connect() {
             let origin = address.origin();
-            let text = format!("the API at {address} is unreachable: {why} ({origin})");
+            let text = format!("the API at {address} is unreachable: {why}. {origin}");
             return Failed::Unreachable(ApiError::unavailable(text));
         }
         let origin = address.origin();
-        let text = format!("the API at {address} did not answer: {why} ({origin})");
+        let text = format!("the API at {address} did not answer: {why}. {origin}");
         Failed::ForNow(ApiError::unavailable(text), PAUSE)
     }
 }
@@ -466,7 +469,7 @@ mod tests {
         );
         assert_eq!(
             error(502, "<html>").to_string(),
-            "http://a:1 answers 502 Bad Gateway: No reason given. Check that this is the API's address (the address is that of --api)"
+            "http://a:1 answers 502 Bad Gateway: No reason given. Check that this is the API's address. The address comes from --api"
         );
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Filter {
     /// That failed at this step, or run it now
     #[arg(long, value_name = "NAME")]
     step: Option<String>,
-    /// With this error code, or with this fingerprint of `waybill ops list`
+    /// With this error code, or with this fingerprint from `waybill ops list`
     #[arg(long, value_name = "FINGERPRINT|CODE")]
     error: Option<String>,
     /// That have needed attention for at least this time, such as 10m

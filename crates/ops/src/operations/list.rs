@@ -13,7 +13,7 @@ use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
 use crate::shown::{NOTHING, Output};
-use crate::table::{Column, Table, terminal_width};
+use crate::table::{Column, Table, report_left_out, terminal_width};
 
 /// The maximum number of operations in one list. Their IDs are kept in memory to list each once.
 const LISTED_MAX: u64 = 1_000_000;
@@ -61,6 +61,7 @@ impl ListArgs {
         let mut out = io::stdout().lock();
         let terminal_width = terminal_width();
         let mut had_tenants = None;
+        let mut left_out = Vec::new();
         let mut is_empty = true;
         while let Some(items) = page {
             is_empty &= items.is_empty();
@@ -78,6 +79,7 @@ impl ListArgs {
                     let keeps_tenants = terminal_width.is_none() && had_tenants == Some(true);
                     let table = ItemTable::of(rows(), terminal_width, keeps_tenants);
                     let has_tenants = Some(table.has_tenants());
+                    left_out.extend(table.left_out(rows()));
                     let text = match terminal_width.is_some() || had_tenants < has_tenants {
                         true => table.with_heading(rows()),
                         false => table.rows(rows()),
@@ -88,6 +90,7 @@ impl ListArgs {
             }
             page = listing.next_page().await?;
         }
+        report_left_out(&distinct(left_out));
         if listing.has_more() {
             eprintln!("there are more: use --all, or a --limit above {limit}");
         } else if is_empty {
@@ -95,6 +98,15 @@ impl ListArgs {
         }
         Ok(())
     }
+}
+
+/// The names without repetitions, in their order.
+fn distinct(names: Vec<&'static str>) -> Vec<&'static str> {
+    let mut seen = HashSet::new();
+    names
+        .into_iter()
+        .filter(|name| seen.insert(*name))
+        .collect()
 }
 
 /// The text for an empty list.
@@ -224,11 +236,29 @@ impl ItemTable {
         self.text(Table::new(&self.columns, self.terminal_width), items)
     }
 
+    /// The columns that do not fit on the terminal.
+    pub(super) fn left_out<'a>(
+        &self,
+        items: impl IntoIterator<Item = &'a ItemView>,
+    ) -> Vec<&'static str> {
+        if self.terminal_width.is_none() {
+            return Vec::new();
+        }
+        let mut table = Table::new(&self.columns, self.terminal_width).with_heading();
+        self.add(&mut table, items);
+        table.left_out()
+    }
+
     fn text<'a>(
         &self,
         mut table: Table<'_>,
         items: impl IntoIterator<Item = &'a ItemView>,
     ) -> String {
+        self.add(&mut table, items);
+        table.into_text()
+    }
+
+    fn add<'a>(&self, table: &mut Table<'_>, items: impl IntoIterator<Item = &'a ItemView>) {
         for item in items {
             let mut cells = cells(item).to_vec();
             if self.has_tenants() {
@@ -236,7 +266,6 @@ impl ItemTable {
             }
             table.add(cells);
         }
-        table.into_text()
     }
 }
 
@@ -318,6 +347,18 @@ mod tests {
         assert_eq!(all, "no operations linger, failed, or are parked");
         let some = Filter::default().or_states(&[waybill_engine::ProcessState::Error]);
         assert_eq!(nothing_found(&some), "no operations match");
+    }
+
+    #[test]
+    fn a_narrow_terminal_reports_the_columns_that_it_leaves_out() {
+        let item = &item();
+        let left_out = |width| ItemTable::of([item], width, false).left_out([item]);
+        assert!(left_out(None).is_empty());
+        assert!(left_out(Some(200)).is_empty());
+        let narrow = left_out(Some(80));
+        assert!(narrow.contains(&"WORKFLOW"), "{narrow:?}");
+        assert!(!narrow.contains(&"STATE"), "{narrow:?}");
+        assert_eq!(distinct(vec!["A", "B", "A"]), ["A", "B"]);
     }
 
     #[test]

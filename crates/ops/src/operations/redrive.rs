@@ -34,7 +34,7 @@ use super::list::{ItemTable, Listing};
 use super::single::{Sent, resubmitted_before, send};
 use super::verb::Asking;
 use crate::shown::Output;
-use crate::table::terminal_width;
+use crate::table::{report_left_out, terminal_width};
 
 /// The maximum number of operations in one run.
 const MATCHING_MAX: u64 = 100_000;
@@ -209,6 +209,7 @@ impl Plan {
             let items = || self.first.iter().map(|(_, item)| item);
             let table = ItemTable::of(items(), terminal_width(), false);
             writeln!(out, "\n{}", table.with_heading(items()))?;
+            report_left_out(&table.left_out(items()));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use waybill_telemetry::visible::{escaped, escaped_json};
 use super::OpsError;
 use super::api::{Api, Found};
 use crate::shown::{NOTHING, Output};
-use crate::table::{Column, Table, terminal_width};
+use crate::table::{Column, Table, report_left_out, terminal_width};
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
@@ -37,7 +37,12 @@ impl ShowArgs {
                 let json: Box<RawValue> = api.read(&json)?;
                 writeln!(out, "{}", escaped_json(json.get()))?;
             }
-            Output::Table => write!(out, "{}", Shown(&operation))?,
+            Output::Table => {
+                write!(out, "{}", Shown(&operation))?;
+                if !operation.steps.is_empty() {
+                    report_left_out(&step_table(&operation.steps).left_out());
+                }
+            }
         }
         Ok(())
     }
@@ -89,7 +94,7 @@ fn facts(operation: &OperationView, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     } = operation;
     let owner = epoch.map(|epoch| match locked_by {
         Some(owner) => format!("{owner}, epoch {epoch}"),
-        None => format!("no scheduler has it in memory, epoch {epoch}"),
+        None => format!("none (not in memory); last epoch {epoch}"),
     });
     let typed: Vec<&str> = verbs.iter().map(|verb| as_typed(verb)).collect();
     let verbs = (!typed.is_empty()).then(|| typed.join(", "));
@@ -131,7 +136,8 @@ fn facts(operation: &OperationView, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn steps(steps: &[StepView], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// A line for each step.
+fn step_table(steps: &[StepView]) -> Table<'static> {
     const COLUMNS: [Column; 7] = [
         Column::whole("STEP", 16),
         Column::whole("STATE", 12),
@@ -164,7 +170,11 @@ fn steps(steps: &[StepView], f: &mut fmt::Formatter<'_>) -> fmt::Result {
             &until,
         ]);
     }
-    writeln!(f, "\n{}", table.into_text())?;
+    table
+}
+
+fn steps(steps: &[StepView], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    writeln!(f, "\n{}", step_table(steps).into_text())?;
     for StepView { name, error, .. } in steps {
         if let Some(error) = error {
             writeln!(f, "{}: {}", escaped(name), escaped(&error.to_string()))?;
@@ -294,7 +304,7 @@ workflow        order, version 3
 created         2030-01-01T00:00:00.000Z
 handed off      yes
 failures        3
-owner           no scheduler has it in memory, epoch 3
+owner           none (not in memory); last epoch 3
 
 STEP             STATE        ATTEMPT          FAILED UNDO FAILED CHANGED                  UNTIL
 account          NotStarted   -                -      -           -                        -

@@ -12,6 +12,7 @@ use waybill_node::config::Config;
 use waybill_telemetry::visible::counted;
 
 use super::{Exported, Imported};
+use crate::connection::is_broken_pipe;
 use crate::runtime::runtime;
 
 /// The arguments of `waybill export`.
@@ -36,10 +37,14 @@ impl ExportArgs {
     ///
     /// # Errors
     ///
-    /// If the store or the file fails, or rows cannot be read. The readable rows are written.
+    /// If the store or the file fails, or rows cannot be read. The readable rows are written. A
+    /// closed standard output ends the command, and is no error.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let exported = match &self.out {
-            None => export(config, &mut BufWriter::new(io::stdout().lock()))?,
+            None => match export(config, &mut BufWriter::new(io::stdout().lock())) {
+                Err(error) if is_broken_pipe(&error) => return Ok(()),
+                exported => exported?,
+            },
             Some(path) => to_file(config, path)?,
         };
         eprintln!("exported {}", counted(exported.operations, "operation"));

@@ -1,6 +1,6 @@
 //! Writing all operations of a store.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use anyhow::Context as _;
 use futures_util::stream::{self, BoxStream};
@@ -73,7 +73,8 @@ async fn write(
     out: &mut dyn Write,
 ) -> anyhow::Result<(u64, u64)> {
     let mut put = |line: &Line| -> anyhow::Result<()> {
-        serde_json::to_writer(&mut *out, line)?;
+        // A failure of the output stays recognizable, such as a pipe whose reader has left.
+        serde_json::to_writer(&mut *out, line).map_err(io::Error::from)?;
         Ok(out.write_all(b"\n")?)
     };
     put(&Line::Export(Header {

@@ -7,12 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use serde_json::error::Category;
 use waybill_clock::wall_clock;
 use waybill_engine::{
     Epoch, Offset, OperationId, OperationRow, PartitionId, Position, Priority, Timestamp,
     partition_for,
 };
 use waybill_node::config::Config;
+use waybill_node::data_dir;
 use waybill_scheduler::{begin_index, write_indexed};
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 use waybill_telemetry::visible::counted;
@@ -54,6 +56,11 @@ pub(super) struct Imported {
 /// operations may be written.
 pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
     check(path)?;
+    if config.store.scylla.nodes.is_none() {
+        let dir = &config.data_dir;
+        let made = data_dir::create(dir);
+        made.with_context(|| format!("cannot create the directory {}", dir.display()))?;
+    }
     let opened = open(config).await?;
     let store: &dyn Store = match &opened {
         Opened::Embedded(store) => store,
@@ -170,7 +177,23 @@ impl<'a> Operations<'a> {
         self.line += 1;
         let place = || format!("{}:{}", self.path.display(), self.line);
         let text = text.with_context(place)?;
-        serde_json::from_str(&text).map(Some).with_context(place)
+        match serde_json::from_str(&text) {
+            Ok(line) => Ok(Some(line)),
+            Err(error) => {
+                let column = error.column();
+                let why = match error.classify() {
+                    Category::Eof => format!("expected JSON, and it ends at column {column}"),
+                    Category::Syntax | Category::Io => {
+                        format!("expected JSON, found something else at column {column}")
+                    }
+                    // The number of the line is that in the file.
+                    Category::Data => error
+                        .to_string()
+                        .replace(" at line 1 column ", " at column "),
+                };
+                Err(self.refused(format!("not a line of an export: {why}")))
+            }
+        }
     }
 
     fn refused(&self, why: String) -> anyhow::Error {

@@ -9,20 +9,19 @@
 //! of the directory: in containers, nothing else shows them.
 
 use std::fmt;
-use std::fs::{self, DirBuilder, Metadata};
+use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use rustix::process::{getgid, getuid};
 use waybill_disk::is_full;
+use waybill_node::data_dir::create;
 use waybill_node::disk::Space;
 use waybill_telemetry::health::Readiness;
 
-/// Only the user may access the directory.
-const MODE: u32 = 0o700;
 /// The permissions of users who neither own the directory nor are in its group.
 const OTHERS: u32 = 0o007;
 /// The permissions of users in the directory's group.
@@ -165,12 +164,24 @@ impl fmt::Display for Rights {
 ///
 /// If the directory cannot be created, or exists and cannot be used.
 pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
+    if let Some(found) = make_usable(path)? {
+        warn_if_shared(&Directory::new(path, &found), getuid().as_raw());
+    }
+    Ok(())
+}
+
+/// The same without the warning. Returns what an existing directory is.
+///
+/// # Errors
+///
+/// As [`prepare`].
+pub(super) fn make_usable(path: &Path) -> Result<Option<Metadata>, DataDirError> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return match make(path) {
-                Err(DataDirError::Make { source, .. }) if is_full(&source) => Ok(()),
-                made => made,
+                Err(DataDirError::Make { source, .. }) if is_full(&source) => Ok(None),
+                made => made.map(|()| None),
             };
         }
         Err(source) => {
@@ -182,8 +193,7 @@ pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
     }
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     access(path, needed).map_err(|error| no_access(path, error.into()))?;
-    warn_if_shared(&Directory::new(path, &found), getuid().as_raw());
-    Ok(())
+    Ok(Some(found))
 }
 
 fn warn_if_shared(directory: &Directory, user: u32) {
@@ -206,9 +216,7 @@ fn warn_if_shared(directory: &Directory, user: u32) {
 }
 
 fn make(path: &Path) -> Result<(), DataDirError> {
-    let mut directories = DirBuilder::new();
-    let made = directories.recursive(true).mode(MODE).create(path);
-    made.map_err(|source| DataDirError::Make {
+    create(path).map_err(|source| DataDirError::Make {
         path: path.to_owned(),
         rights: Rights::to(path),
         source,
@@ -290,6 +298,7 @@ fn no_access(path: &Path, source: io::Error) -> DataDirError {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use waybill_node::data_dir::MODE;
     use waybill_test_support::log::Lines;
 
     use super::*;
@@ -383,6 +392,16 @@ mod tests {
             );
         }
         assert_eq!(logged(0o700), "");
+    }
+
+    #[test]
+    fn only_the_start_warns_and_not_each_use() {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (lines, log) = (Lines::default(), tracing_subscriber::fmt());
+        let log = log.with_writer(lines.clone()).finish();
+        tracing::subscriber::with_default(log, || make_usable(root.path()).unwrap());
+        assert_eq!(lines.text(), "");
     }
 
     #[test]

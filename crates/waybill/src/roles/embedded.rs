@@ -1,5 +1,6 @@
 //! Starts the embedded broker and the simulated services.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -77,28 +78,36 @@ pub(super) async fn broker(
 
 /// The error for a broker that did not start, with the flag for another address.
 fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
+    let dir = config.data_dir.display();
     let hint = match &error {
+        StartError::Locked { .. } => return in_use(&dir),
         StartError::Listen { .. } => " (--broker-listen; another Waybill may run)".to_owned(),
-        StartError::Locked { .. } => " (--data-dir; another Waybill uses it)".to_owned(),
         StartError::DataDir { .. } => " (--data-dir)".to_owned(),
         StartError::Damaged {
             topic, partition, ..
         } => format!(
-            "; to see what a repair would drop, run: waybill broker repair --data-dir {} --topic {topic} --partition \
-             {partition}",
-            config.data_dir.display()
+            "; to see what a repair would drop, run: waybill broker repair --data-dir {dir} --topic {topic} --partition \
+             {partition}"
         ),
         StartError::Open { .. } => String::new(),
     };
     anyhow::Error::from(error).context(format!("cannot start the embedded broker{hint}"))
 }
 
+/// The error for a data directory, or a directory in it, that another process uses.
+pub(super) fn in_use(path: &dyn fmt::Display) -> anyhow::Error {
+    anyhow::anyhow!(
+        "another process uses the data directory {path}: stop that process, or give another directory (--data-dir)"
+    )
+}
+
 /// The error for services that did not start, with the flag for another address.
 fn services_not_started(error: ServicesError) -> anyhow::Error {
     let hint = match &error {
         ServicesError::Listen { .. } => " (--services; another Waybill may run)",
-        ServicesError::Ledger(LedgerError::InUse { .. }) => {
-            " (--data-dir; another Waybill uses it)"
+        ServicesError::Ledger(LedgerError::InUse { path }) => {
+            let dir = path.parent().unwrap_or(path);
+            return in_use(&dir.display());
         }
         _ => "",
     };
@@ -151,7 +160,10 @@ mod tests {
         assert!(error.contains("cannot listen on 127.0.0.1:9092"), "{error}");
         let path = PathBuf::from("d/broker");
         let error = broker_not_started(&config, StartError::Locked { path }).to_string();
-        assert!(error.contains("(--data-dir; "), "{error}");
+        assert_eq!(
+            error,
+            "another process uses the data directory d: stop that process, or give another directory (--data-dir)"
+        );
         let damaged = StartError::Damaged {
             topic: "t".to_owned(),
             partition: 3,

@@ -10,7 +10,7 @@ use super::data_dir;
 /// -9`, its share of a topic then does not wait for the session to time out. `role` is the
 /// subdirectory of the name. `None` if that is not writable.
 pub(super) fn place(config: &Config, role: &'static str) -> Option<InstancePlace> {
-    if let Err(error) = data_dir::prepare(&config.data_dir) {
+    if let Err(error) = data_dir::make_usable(&config.data_dir) {
         tracing::warn!(error = %chain(&error), "cannot use the data directory");
         return None;
     }

@@ -381,10 +381,7 @@ async fn dependencies(
 /// Warns if the topics of the embedded broker may exceed its disk.
 fn disk_bounds(config: &Config, workflows: &Workflows) {
     if let Some(message) = disk_bounds_exceed(config, workflows) {
-        tracing::warn!(
-            advice = message,
-            "the disk bounds of all topics exceed the disk"
-        );
+        tracing::warn!(advice = message, "the topics may outgrow the disk");
     }
 }
 

@@ -13,6 +13,8 @@ use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::counted;
 
+use super::embedded::in_use;
+
 /// The maximum time for a database to start.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
 /// The maximum time for one attempt to connect. Longer than the driver waits for a silent node.
@@ -97,12 +99,9 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
     let mut store_config = EmbeddedConfig::new(data_dir::of_store(&config.data_dir));
     store_config.cache_bytes = config.store.cache_bytes.as_u64();
     let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config)).await?;
-    let store = opened.map_err(|error| {
-        let hint = match error {
-            StoreError::Locked { .. } => " (--data-dir; another Waybill uses it)",
-            _ => "",
-        };
-        anyhow::Error::from(error).context(format!("cannot open the embedded store{hint}"))
+    let store = opened.map_err(|error| match error {
+        StoreError::Locked { .. } => in_use(&config.data_dir.display()),
+        error => anyhow::Error::from(error).context("cannot open the embedded store"),
     })?;
     let store = Arc::new(store);
     let closing = store.clone();

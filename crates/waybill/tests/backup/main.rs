@@ -160,6 +160,12 @@ async fn a_backup_under_load_restores_every_accepted_operation() {
     assert!(report.contains(" operations, "), "{report}");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!first.path("one.backup.partial").exists());
+    let nowhere = first.path("missing/one.backup");
+    let admin = first.address("admin").to_string();
+    let refused = waybill(&["backup", nowhere.to_str().unwrap(), "--admin", &admin]);
+    let refused = message(&refused, 1);
+    let expected = format!("cannot create {}.partial: No such file", nowhere.display());
+    assert!(refused.contains(&expected), "{refused}");
     let while_it_was_made = load.accepted().len();
     load.reaches(&first, AFTER.max(while_it_was_made + 1)).await;
     running.kill();

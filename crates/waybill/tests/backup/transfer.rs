@@ -1,5 +1,6 @@
 //! Operations that move from one store to another and continue there.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -112,7 +113,11 @@ async fn exported() -> Exported {
         flags: from_flags,
     };
     let locked = from.export(&file, 1);
-    assert!(locked.contains("stop that process first"), "{locked}");
+    assert!(
+        locked.contains("is in use by another process: stop that process first"),
+        "{locked}"
+    );
+    assert_eq!(locked.matches("another process").count(), 1, "{locked}");
     assert!(!file.exists());
     assert_eq!(running.terminate(), Some(0), "{}", from.setup.log_tail());
     let report = from.export(&file, 0);
@@ -280,7 +285,16 @@ async fn a_truncated_export_is_refused_and_nothing_is_imported() {
             3,
             "duplicate operation",
         ),
-        (&[whole[0], "{\"operation\":{\"id\""][..], 2, "EOF"),
+        (
+            &[whole[0], "{\"operation\":{\"id\""][..],
+            2,
+            "not a line of an export: expected JSON, and it ends at column ",
+        ),
+        (
+            &["junk"][..],
+            1,
+            "not a line of an export: expected JSON, found something else",
+        ),
         (
             &[&whole[..], &whole[1..2]].concat()[..],
             6,
@@ -296,6 +310,8 @@ async fn a_truncated_export_is_refused_and_nothing_is_imported() {
         assert!(!new.exists(), "{refused}");
     }
     assert!(import(&whole, 0).contains("imported 3 operations"));
+    let mode = std::fs::metadata(&new).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o700, "only its user may access it");
     let missing = waybill(&["export", "--data-dir", file.to_str().unwrap()]);
     assert!(message(&missing, 1).contains("does not exist"));
 }

@@ -160,7 +160,7 @@ async fn check_start_and_doctor_name_an_agent_without_a_process() {
     assert_eq!(checked.status.code(), Some(0), "it may run elsewhere");
     assert_eq!(
         String::from_utf8_lossy(&checked.stdout),
-        "ok; agents that no file defines: chrage\n"
+        "ok; agents not in any file: chrage\n"
     );
 
     let _up = setup.up();

@@ -24,7 +24,7 @@ function showReport({ begun, machine, goals, runs }) {
     make("h2", {}, "Runs"),
     runs.length === 0 ? none("No runs.") : [
       runTable(runs),
-      make("p", { class: "note" }, "The subject's CPU is per delivery; its memory is the maximum seen."),
+      make("p", { class: "note" }, "CPU is per delivery, memory is the peak, both of the measured system."),
       runs.map(runSection),
     ],
   ];
@@ -165,7 +165,7 @@ function figures(run) {
 }
 
 function latencyTable(run) {
-  return table("Times from the intended one, in ms", 1, ["", "p50", "p90", "p99", "p99.9", "max"], [[
+  return table("Latency from the intended send time, in ms", 1, ["", "p50", "p90", "p99", "p99.9", "max"], [[
     ["until acceptance", ...percentiles(run.acceptanceMs, ALL)],
     ["end to end", ...percentiles(run.endToEndMs, ALL)],
   ]]);
@@ -206,7 +206,7 @@ function kindTable(kinds) {
     count(Math.max(kind.heldTo - kind.asMeant, 0)),
     ...percentiles(kind.endToEndMs, THREE),
   ]);
-  return table("Required and actual ends of requests, by kind", 1, headings, [rows]);
+  return table("Required and actual outcomes, by kind of request", 1, headings, [rows]);
 }
 
 function tenantTable(tenants) {

@@ -27,9 +27,9 @@ use crate::view::{DeliveryView, EventView, PAGE_ITEMS_MAX};
 pub const OPERATORS: &str = "Operators";
 
 /// The description of the tag.
-pub const OPERATORS_ABOUT: &str = "Inspection and repair by an operator. If this server runs \
-                                   without authentication, only operators may be able to reach \
-                                   its port.";
+pub const OPERATORS_ABOUT: &str = "Inspection and repair by an operator. Without \
+                                   authentication, make sure that only operators can reach this \
+                                   port.";
 
 const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
 const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";
