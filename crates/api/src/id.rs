@@ -55,7 +55,7 @@ pub struct CallerId(String);
 /// The text is not a valid caller's id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "must be 1 to {CALLER_ID_CHARS_MAX} visible characters, without white space, and must not begin with a combining mark"
+    "must be 1 to {CALLER_ID_CHARS_MAX} visible characters, without white space, must not begin with a combining mark, and must not be `.` or `..`"
 )]
 pub struct BadCallerId;
 
@@ -64,7 +64,9 @@ impl CallerId {
     pub fn new(text: impl Into<String>) -> Result<Self, BadCallerId> {
         let text = text.into();
         let is_short = text.chars().nth(CALLER_ID_CHARS_MAX).is_none();
-        match is_short && is_word(&text) {
+        // Clients take these out of a path.
+        let is_of_path = matches!(&*text, "." | "..");
+        match is_short && !is_of_path && is_word(&text) {
             true => Ok(Self(text)),
             false => Err(BadCallerId),
         }
@@ -190,9 +192,19 @@ mod tests {
             "a\u{378}",
             "\u{301}a",
         ];
-        for bad in ["", " ", "a b", "a\u{0}", "a\n", "\u{85}", &"x".repeat(257)]
-            .into_iter()
-            .chain(invisible)
+        for bad in [
+            "",
+            ".",
+            "..",
+            " ",
+            "a b",
+            "a\u{0}",
+            "a\n",
+            "\u{85}",
+            &"x".repeat(257),
+        ]
+        .into_iter()
+        .chain(invisible)
         {
             assert_eq!(CallerId::new(bad), Err(BadCallerId), "{bad:?}");
         }

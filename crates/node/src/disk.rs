@@ -71,6 +71,8 @@ pub struct Space {
     pub free: u64,
     /// The total size in bytes.
     pub size: u64,
+    /// How many files a process may still create; `None` if the file system has no such limit.
+    pub free_files: Option<u64>,
 }
 
 impl Space {
@@ -96,6 +98,7 @@ impl Space {
         Ok(Self {
             free: stat.f_bavail.saturating_mul(stat.f_frsize),
             size: stat.f_blocks.saturating_mul(stat.f_frsize),
+            free_files: (stat.f_files > 0).then_some(stat.f_favail),
         })
     }
 }
@@ -410,6 +413,7 @@ mod tests {
                 disk: Space {
                     free: gib(free),
                     size: gib(100),
+                    free_files: None,
                 },
                 logs: gib(logs),
                 free_min: gib(5),
@@ -436,6 +440,7 @@ mod tests {
             disk: Space {
                 free: gib(50) + mib,
                 size: gib(100),
+                free_files: None,
             },
             logs: 0,
             free_min: 0,

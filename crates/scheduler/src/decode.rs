@@ -46,7 +46,7 @@ impl Decoder {
         filter: &ShardFilter,
     ) -> Result<Event, SchemaId> {
         let Some(value) = record.value() else {
-            return Ok(self.unreadable(record, "the record has no value".to_owned()));
+            return Ok(self.unreadable(record, filter, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
             Source::Requests => return self.request(Priority::Normal, record, value, filter),
@@ -57,7 +57,7 @@ impl Decoder {
                 if let Ok(reply) = &decoded
                     && let Err(unproven) = self.nonces.verify(reply)
                 {
-                    return Ok(self.unreadable(record, unproven.to_string()));
+                    return Ok(self.unreadable(record, filter, unproven.to_string()));
                 }
                 decoded.map(|reply| {
                     (
@@ -85,7 +85,7 @@ impl Decoder {
             }
             Ok((operation, event)) if self.is_home(operation, record, filter) => Ok(event),
             Ok((operation, _)) => Ok(self.misrouted(record, operation, filter)),
-            Err(error) => self.undecoded(record, &error),
+            Err(error) => self.undecoded(record, filter, &error),
         }
     }
 
@@ -105,7 +105,7 @@ impl Decoder {
     ) -> Result<Event, SchemaId> {
         let request: OperationRequest = match self.framing.decode(value) {
             Ok(request) => request,
-            Err(error) => return self.undecoded(record, &error),
+            Err(error) => return self.undecoded(record, filter, &error),
         };
         let operation = request.operation();
         if !self.is_home(operation, record, filter) {
@@ -113,11 +113,11 @@ impl Decoder {
         }
         if record.key() != Some(&operation.key()[..]) {
             let cause = format!("the record's key is not the id of its operation, {operation}");
-            return Ok(self.unreadable(record, cause));
+            return Ok(self.unreadable(record, filter, cause));
         }
         let mut request = match admit(request) {
             Ok(request) => request,
-            Err(refused) => return Ok(self.unreadable(record, refused.to_string())),
+            Err(refused) => return Ok(self.unreadable(record, filter, refused.to_string())),
         };
         if let OperationRequest::Create(create) = &mut request {
             create.traceparent = traceparent(record).or_else(|| spans::context_of(operation));
@@ -145,21 +145,40 @@ impl Decoder {
     }
 
     /// A record that cannot be decoded: poison, unless its schema is still being fetched.
-    fn undecoded(&self, record: &RecordRef<'_>, error: &DecodeError) -> Result<Event, SchemaId> {
+    fn undecoded(
+        &self,
+        record: &RecordRef<'_>,
+        filter: &ShardFilter,
+        error: &DecodeError,
+    ) -> Result<Event, SchemaId> {
         match error.waits_for() {
             Some(schema) => Err(schema),
-            None => Ok(self.unreadable(record, chain(error))),
+            None => Ok(self.unreadable(record, filter, chain(error))),
         }
     }
 
-    fn unreadable(&self, record: &RecordRef<'_>, cause: String) -> Event {
+    fn unreadable(&self, record: &RecordRef<'_>, filter: &ShardFilter, cause: String) -> Event {
         Event::Unreadable {
             source: self.source,
             offset: record.offset(),
             fingerprint: fingerprint(record),
+            operation: self.operation_by_key(record, filter),
             cause,
             record: Box::new(forwarded(record.to_raw())),
         }
+    }
+
+    /// The operation of this shard that the key of a request names.
+    fn operation_by_key(
+        &self,
+        record: &RecordRef<'_>,
+        filter: &ShardFilter,
+    ) -> Option<OperationId> {
+        self.source.priority()?;
+        let key = std::str::from_utf8(record.key()?).ok()?;
+        let operation: OperationId = key.parse().ok()?;
+        let is_key = operation.key() == key.as_bytes();
+        (is_key && self.is_home(operation, record, filter)).then_some(operation)
     }
 
     fn misrouted(

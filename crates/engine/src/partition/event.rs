@@ -46,7 +46,8 @@ pub enum Event {
         /// The recovery.
         recovery: Box<Recovery>,
     },
-    /// A record that cannot be decoded. It goes to the dead-letter topic of its source.
+    /// A record that cannot be decoded, or is refused. It goes to the dead-letter topic of its
+    /// source.
     Unreadable {
         /// The topic that it was read from.
         source: Source,
@@ -54,7 +55,10 @@ pub enum Event {
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.
         fingerprint: u64,
-        /// Why it cannot be decoded.
+        /// For a request, the operation of this shard that its key names. It may have begun with the
+        /// record, which an earlier owner could read.
+        operation: Option<OperationId>,
+        /// Why it cannot be decoded, or is refused.
         cause: String,
         /// The record as it arrived.
         record: Box<ForwardRecord>,

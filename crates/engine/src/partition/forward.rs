@@ -5,25 +5,33 @@
 //! number of partitions: two schedulers that disagree about its partition would reroute it back and
 //! forth for ever.
 
-use crate::id::{Offset, PartitionId};
+use crate::id::{Offset, OperationId, PartitionId};
 use crate::partition::PartitionEngine;
 use crate::partition::command::Message;
 use crate::partition::event::ForwardRecord;
 use crate::priority::{Priority, Source};
 
 impl PartitionEngine {
+    /// Sends a record to the dead letters. Returns whether it is new. A request with an operation
+    /// is done only once the caller has found that operation.
     pub(super) fn unreadable(
         &mut self,
         source: Source,
         offset: Offset,
         fingerprint: u64,
+        operation: Option<OperationId>,
         cause: String,
         record: Box<ForwardRecord>,
-    ) {
-        if self.begin_foreign(source, offset, fingerprint) {
+    ) -> bool {
+        let is_new = match (source.priority(), operation) {
+            (Some(priority), Some(_)) => self.requests[priority].begin(offset, fingerprint),
+            (Some(_) | None, _) => self.begin_foreign(source, offset, fingerprint),
+        };
+        if is_new {
             self.stats.unreadable += 1;
             self.dead_letter(source, offset, cause, record);
         }
+        is_new
     }
 
     pub(super) fn misrouted(

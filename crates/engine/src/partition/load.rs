@@ -33,9 +33,13 @@ pub(super) struct Loading {
 impl Loading {
     /// Whether this request waits for the row.
     pub(super) fn has_request(&self, of: Priority, at: Offset) -> bool {
-        self.waiting.iter().any(
-            |event| matches!(event, ForRow::Request { priority, offset, .. } if (*priority, *offset) == (of, at)),
-        )
+        self.waiting.iter().any(|event| match event {
+            ForRow::Request {
+                priority, offset, ..
+            }
+            | ForRow::Refused { priority, offset } => (*priority, *offset) == (of, at),
+            ForRow::Reply { .. } | ForRow::Recovery { .. } => false,
+        })
     }
 }
 
@@ -48,6 +52,8 @@ pub(super) enum ForRow {
         bytes: usize,
         request: Box<OperationRequest>,
     },
+    /// A request that went to the dead-letter topic.
+    Refused { priority: Priority, offset: Offset },
     Reply {
         /// Its offset; `None` if it arrived without a topic.
         offset: Option<Offset>,
@@ -64,14 +70,14 @@ impl ForRow {
     fn is_of_entry_at(&self, at: Timestamp) -> bool {
         match self {
             Self::Recovery { recovery, .. } => recovery.due.is_some_and(|due| due >= at),
-            Self::Request { .. } | Self::Reply { .. } => false,
+            Self::Request { .. } | Self::Refused { .. } | Self::Reply { .. } => false,
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Request { bytes, .. } => WAITING_BYTES + bytes,
-            Self::Reply { .. } | Self::Recovery { .. } => WAITING_BYTES,
+            Self::Refused { .. } | Self::Reply { .. } | Self::Recovery { .. } => WAITING_BYTES,
         }
     }
 }
@@ -124,6 +130,9 @@ impl PartitionEngine {
                     bytes,
                     request,
                 } => self.request_known_row((priority, offset), bytes, *request, now),
+                ForRow::Refused { priority, offset } => {
+                    self.refused_known_row(id, (priority, offset));
+                }
                 ForRow::Reply { offset, reply } => self.reply_known_row(offset, reply, now),
                 ForRow::Recovery { offset, recovery } => {
                     self.recovery_known_row(offset, *recovery, now);
@@ -173,7 +182,8 @@ impl PartitionEngine {
             match event {
                 ForRow::Request {
                     priority, offset, ..
-                } => {
+                }
+                | ForRow::Refused { priority, offset } => {
                     self.open.done.consumed.push((priority, offset));
                     self.open.done.requests.push((priority, offset));
                 }

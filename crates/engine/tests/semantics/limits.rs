@@ -246,6 +246,7 @@ fn an_unreadable_record_is_dead_lettered_unchanged() {
             source,
             offset: Offset(0),
             fingerprint: 9,
+            operation: None,
             cause: "not Avro".to_owned(),
             record: record(),
         });
@@ -268,6 +269,44 @@ fn an_unreadable_record_is_dead_lettered_unchanged() {
     );
     assert_eq!(checkpoint.fingerprints.normal, Some(9));
     assert_eq!(checkpoint.consumed.normal, Offset(1));
+}
+
+/// As after the record was damaged, or by a version that accepts less.
+#[test]
+fn a_refused_request_leads_to_its_operation_until_that_has_ended() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.restart(0, 0);
+    let refused = |fixture: &mut Fixture, offset, operation| {
+        fixture.apply(Event::Unreadable {
+            source: Source::Requests,
+            offset: Offset(offset),
+            fingerprint: 9,
+            operation: Some(operation),
+            cause: "not Avro".to_owned(),
+            record: record(),
+        });
+        fixture.load();
+    };
+    refused(&mut fixture, 0, id(1));
+    // Without an operation, and of one that is in memory.
+    refused(&mut fixture, 1, id(2));
+    refused(&mut fixture, 2, id(1));
+    let batch = fixture.take().unwrap();
+    let is_dead_letter =
+        |command: &&Command| matches!(command, Command::Send(Message::DeadLetter { .. }));
+    assert_eq!(batch.commands.iter().filter(is_dead_letter).count(), 3);
+    let asks = |command: &Command| matches!(command, Command::Send(Message::Step(_)));
+    assert!(batch.commands.iter().any(asks), "{:?}", batch.commands);
+    fixture.settle(batch.number);
+    assert_eq!(fixture.requests_checkpoint(), 0, "its operation is running");
+    for step in ["a", "b"] {
+        fixture.reply(id(1), success(step, 1));
+        fixture.round();
+    }
+    assert_eq!(fixture.requests_checkpoint(), 3);
+    assert_eq!(fixture.rows[&id(1)].state.state, ProcessState::Processed);
 }
 
 #[test]

@@ -29,10 +29,11 @@ pub enum Bug {
     LoseTombstone,
     BeginBeforeTaken,
     MergeAtHighest,
+    ForgetRefused,
 }
 
 impl Bug {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::CheckpointEarly,
         Self::SendBeforePersist,
         Self::SettleBeforeAcknowledged,
@@ -58,6 +59,7 @@ impl Bug {
         Self::LoseTombstone,
         Self::BeginBeforeTaken,
         Self::MergeAtHighest,
+        Self::ForgetRefused,
     ];
 
     /// Describes the fault for people.
@@ -111,6 +113,9 @@ impl Bug {
             }
             Self::MergeAtHighest => {
                 "A merged shard begins at the highest of its parents' checkpoints"
+            }
+            Self::ForgetRefused => {
+                "A request that is refused when it is read again leads to no operation"
             }
         }
     }

@@ -305,6 +305,14 @@ impl Run {
     fn event_for(&mut self, index: usize, source: Source, at: usize) -> Option<Event> {
         let owner = &self.owners[index];
         let event = self.event_at(owner.partition, source, at)?;
+        let event = match self.refusal(owner, &event) {
+            Some(refusal) => {
+                self.seen.count(Sight::RefusedAgain);
+                refusal
+            }
+            None => event,
+        };
+        let owner = &self.owners[index];
         let Some(key) = self.key_at(owner.partition, source, at) else {
             return Some(event);
         };
@@ -318,6 +326,36 @@ impl Run {
             source,
             offset: offset(at),
             fingerprint: at as u64 + FINGERPRINT_BASE,
+        })
+    }
+
+    /// The refusal of a request that an earlier owner accepted, as after an upgrade or damage. The
+    /// operation and the owner decide which ones are refused, a few in a hundred.
+    fn refusal(&self, owner: &Owner, event: &Event) -> Option<Event> {
+        let &Event::Request {
+            priority,
+            offset,
+            fingerprint,
+            ref request,
+            ..
+        } = event
+        else {
+            return None;
+        };
+        let id = request.operation();
+        let began_with_it = self.store.row(id).is_some_and(|row| {
+            let began = row.created.request;
+            (began.priority, began.offset) == (priority, offset)
+                && began.partition.0 as usize == owner.partition
+        });
+        let is_refused = (id.0.as_u128() as u64 ^ owner.epoch.0).is_multiple_of(32);
+        (began_with_it && is_refused).then(|| Event::Unreadable {
+            source: priority.source(),
+            offset,
+            fingerprint,
+            operation: (self.bug != Some(Bug::ForgetRefused)).then_some(id),
+            cause: "refused".to_owned(),
+            record: Box::default(),
         })
     }
 
@@ -389,6 +427,7 @@ impl Run {
                 source,
                 offset,
                 fingerprint,
+                operation: None,
                 cause: "no such schema".to_owned(),
                 record: Box::default(),
             };

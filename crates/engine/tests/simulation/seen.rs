@@ -19,6 +19,7 @@ pub enum Sight {
     HandedOver,
     SpoiltRows,
     TransactionMarkers,
+    RefusedAgain,
     FencedCommits,
     FencedRenewals,
     FencedWrites,
@@ -67,7 +68,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 59] = [
+    pub const ALL: [Self; 60] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -82,6 +83,7 @@ impl Sight {
         Self::HandedOver,
         Self::SpoiltRows,
         Self::TransactionMarkers,
+        Self::RefusedAgain,
         Self::FencedCommits,
         Self::FencedRenewals,
         Self::FencedWrites,

@@ -99,6 +99,7 @@ impl Reading {
                 source,
                 offset: first,
                 fingerprint: UNDECODABLE,
+                operation: None,
                 cause: log.cause.clone(),
                 record: Box::new(ForwardRecord {
                     key: stands_for.key,

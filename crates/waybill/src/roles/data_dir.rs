@@ -31,6 +31,9 @@ const ROOT_GROUP: u32 = 0;
 /// What must be free before new files are created: the files of an empty broker and store take far
 /// less.
 const NEW_BYTES: u64 = 16 << 20;
+/// How many inodes must be free. An empty store takes about 30 files; topics wait for room on their
+/// own.
+const NEW_FILES: u64 = 1_000;
 /// The pause before the free space is read again.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
@@ -265,14 +268,19 @@ pub(super) async fn wait_for_room(
 /// none for their files, be it for want of bytes, of inodes or by a quota.
 fn missing_room(path: &Path, parts: &[Part]) -> Result<Option<String>, DataDirError> {
     // A file system that cannot be measured is tried.
-    if let Ok(space) = Space::of(path)
-        && space.free < NEW_BYTES
-    {
-        return Ok(Some(format!(
-            "{} bytes are free in {}, and a first start needs {NEW_BYTES}",
-            space.free,
-            path.display()
-        )));
+    if let Ok(space) = Space::of(path) {
+        let dir = path.display();
+        if space.free < NEW_BYTES {
+            let free = space.free;
+            return Ok(Some(format!(
+                "{free} bytes are free in {dir}, and a first start needs {NEW_BYTES}"
+            )));
+        }
+        if let Some(free) = space.free_files.filter(|free| *free < NEW_FILES) {
+            return Ok(Some(format!(
+                "{free} inodes are free in {dir}, and a first start needs {NEW_FILES}"
+            )));
+        }
     }
     let parts = parts.iter().filter(|part| !part.is_created);
     for dir in std::iter::once(path).chain(parts.map(|part| &*part.dir)) {

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use serde_json::Value;
 use waybill_test_support::process::Process;
@@ -29,16 +28,24 @@ impl Disk {
     /// Mounts one at `at`. If that is not possible, prints a line and returns `None`.
     fn mount(at: PathBuf) -> Option<Self> {
         fs::create_dir_all(&at).expect("the directory is writable");
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={DISK_MIB}m"), "tmpfs"])
-            .arg(&at)
-            .stderr(Stdio::null())
-            .status();
-        if mounted.is_ok_and(|status| status.success()) {
+        if Self::is_mounted(&at, &format!("size={DISK_MIB}m")) {
             return Some(Self { at });
         }
         println!("SKIPPED: a full disk: only root can mount a small file system, on Linux");
         None
+    }
+
+    fn is_mounted(at: &Path, options: &str) -> bool {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at);
+        let status = mount.stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    /// Changes how many files it may have.
+    fn limit_files(&self, files: u32) {
+        let options = format!("remount,size={DISK_MIB}m,nr_inodes={files}");
+        assert!(Self::is_mounted(&self.at, &options), "it is mounted again");
     }
 
     fn free(&self) -> u64 {
@@ -326,6 +333,27 @@ async fn a_process_on_a_full_disk_waits_and_recovers() {
     setup.all_reach(&more, "Processed").await;
     setup.ready().await;
     setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
+}
+
+/// A first start has to create files, for which a full disk has no room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_start_without_free_inodes_waits_until_there_are_some() {
+    let Some((mut setup, disk)) = setup_on_a_disk() else {
+        return;
+    };
+    disk.limit_files(60);
+    let any = "127.0.0.1:0";
+    let elsewhere = ["--http", any, "--broker-listen", any, "--services", any];
+    let process = setup.start("up", &elsewhere, &["admin"]);
+    setup
+        .eventually("readiness names the inodes", async || {
+            let readiness = readiness(&setup).await;
+            readiness.contains("disk space for new data (") && readiness.contains("inodes")
+        })
+        .await;
+    disk.limit_files(100_000);
+    setup.ready().await;
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 

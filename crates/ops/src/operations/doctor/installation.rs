@@ -559,6 +559,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
             disk: Space {
                 free: bytes(free),
                 size: bytes(size),
+                free_files: None,
             },
             logs: bytes(logs),
             free_min: bytes(mark),
