@@ -384,8 +384,8 @@ fn all_ports_in_use_are_named_and_nothing_is_created() {
     let refused = Ran::new(up.arg("--data-dir").arg(&data).output().unwrap());
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for named in [
-        format!("http.listen (--http) is {http}: "),
-        format!("services.listen (--services) is {services}: "),
+        format!("http.listen (--http) {http}"),
+        format!("services.listen (--services) {services}"),
     ] {
         assert!(refused.err.contains(&named), "{refused:?}");
     }
