@@ -210,7 +210,7 @@ async fn a_deleted_topic_of_an_agent_is_named_by_readiness_soon() {
         })
         .await;
     assert!(accepted.elapsed() < SOON, "{:?}", accepted.elapsed());
-    let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
+    let new = uncompressed(&topic, partitions);
     let created = admin(&setup)
         .create_topics([&new], &AdminOptions::new())
         .await;
@@ -421,10 +421,16 @@ pub(crate) async fn delete_all(setup: &Setup, topic: &str) {
     }
 }
 
+/// A topic that keeps batches uncompressed: with another setting the process is not ready.
+fn uncompressed(topic: &str, partitions: i32) -> NewTopic<'_> {
+    NewTopic::new(topic, partitions, TopicReplication::Fixed(1))
+        .set("compression.type", "uncompressed")
+}
+
 /// Deletes a topic and creates it with this number of partitions.
 async fn recreate(setup: &Setup, topic: &str, partitions: i32) {
     delete(setup, &[topic.to_owned()]).await;
-    let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
+    let new = uncompressed(topic, partitions);
     let created = admin(setup)
         .create_topics([&new], &AdminOptions::new())
         .await;
