@@ -25,7 +25,7 @@ const RECORD: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
 /// A receiver of alerts and a channel to owners, at an address where nothing listens.
 const ALERTS: &str = "\
 alerts:
-  receivers: { pager: { webhook: { url: 'http://127.0.0.1:9/' } } }
+  receivers: { pager: { webhook: { url: 'http://127.0.0.1:9/', secret: whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0 } } }
   owners: { sms: { url: 'http://127.0.0.1:9/', template: '{\"text\": \"{{notice.text}}\"}' } }
 ";
 
