@@ -123,7 +123,10 @@ async fn ask_for_a_deleted_topic(asker: &mut Asker) {
     let by_name = || MetadataRequestTopic::default().with_name(Some(topic_name(&name)));
     let found = metadata(asker, by_name()).await;
     assert_eq!(code(found.error_code), "OK");
-    let deleted = asker.wire.ask(6, &delete_request(std::slice::from_ref(&name))).await;
+    let deleted = asker
+        .wire
+        .ask(6, &delete_request(std::slice::from_ref(&name)))
+        .await;
     asker.answered("deleting it", code(deleted.responses[0].error_code));
     // Kafka deletes it later.
     until("it is deleted", async || {
