@@ -446,54 +446,6 @@ impl PartitionEngine {
         }
     }
 
-    /// Keeps a request until its operation ends, if the next owner may need the record to find the
-    /// operation. Otherwise it is done.
-    fn hold_while_needed(&mut self, id: OperationId, position: Position) {
-        let is_needed = match self.entries.get(&id) {
-            Some(Entry::Resident(resident)) if resident.created.request == position => {
-                !resident.state.state.is_final()
-            }
-            Some(Entry::Resident(resident)) => {
-                // The record was rerouted from a partition that has lost the shard. If this owner
-                // dies, the record may be the only one that leads to the operation.
-                let is_from_elsewhere = resident.created.request.partition != position.partition;
-                let is_safe = resident.state.state.is_final() || resident.state.handed_off;
-                is_from_elsewhere && !is_safe && resident.held.is_none()
-            }
-            Some(Entry::Loading(_)) | None => false,
-        };
-        match self.entries.get_mut(&id) {
-            Some(Entry::Resident(resident)) if is_needed => {
-                resident.held = Some((position.priority, position.offset));
-            }
-            _ => self.open.done.request(position),
-        }
-    }
-
-    /// Finds the operation of a refused request. An earlier owner may have accepted the record, and
-    /// nothing else may lead to the operation.
-    fn refused(&mut self, id: OperationId, at: (Priority, Offset), now: Timestamp) {
-        match self.entries.get(&id) {
-            Some(Entry::Resident(_)) => self.refused_known_row(id, at),
-            Some(Entry::Loading(_)) | None => {
-                let (priority, offset) = at;
-                self.wait_for_row(id, ForRow::Refused { priority, offset }, now);
-            }
-        }
-    }
-
-    /// Ends a refused request, or resumes its operation. If the operation has a row, it is in
-    /// memory.
-    fn refused_known_row(&mut self, id: OperationId, (priority, offset): (Priority, Offset)) {
-        self.open.done.consumed.push((priority, offset));
-        let position = Position {
-            priority,
-            partition: self.ownership.partition,
-            offset,
-        };
-        self.hold_while_needed(id, position);
-    }
-
     /// Applies a cancel or a reschedule. If the operation has a row, it is in memory.
     fn amend(&mut self, position: Position, request: AmendRequest, now: Timestamp) {
         let id = request.operation;
