@@ -240,16 +240,17 @@ pub struct TopicSpace {
 }
 
 impl TopicSpace {
-    /// The space below `data_dir`. Of the broker's files it counts what it can read.
+    /// The space below `data_dir`.
     ///
     /// # Errors
     ///
-    /// The error of the operating system, if the file system cannot be measured.
+    /// The error of the operating system, if the file system cannot be measured, or the broker's
+    /// files cannot be read.
     pub fn of(data_dir: &Path, free_min: FreeMin) -> std::io::Result<Self> {
         let disk = Space::of(data_dir)?;
         Ok(Self {
             disk,
-            logs: used_below(&of_broker(data_dir)),
+            logs: used_below(&of_broker(data_dir))?,
             free_min: free_min.bytes_of(disk.size),
         })
     }
@@ -283,18 +284,27 @@ impl TopicSpace {
     }
 }
 
-/// The disk space of all files below a directory. Counts nothing of what cannot be read, or is
-/// deleted meanwhile.
-fn used_below(dir: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return 0;
+/// The disk space of all files below a directory, without files that are deleted meanwhile.
+///
+/// # Errors
+///
+/// If a part cannot be read: the sum would be too small.
+fn used_below(dir: &Path) -> std::io::Result<u64> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
     };
-    let used = entries.flatten().map(|entry| match entry.metadata() {
-        Ok(found) if found.is_dir() => used_below(&entry.path()),
-        Ok(found) => found.blocks().saturating_mul(BLOCK_BYTES),
-        Err(_) => 0,
-    });
-    used.fold(0, u64::saturating_add)
+    let mut used = 0_u64;
+    for entry in entries {
+        let entry = entry?;
+        let of_entry = match entry.metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+            Ok(found) if found.is_dir() => used_below(&entry.path())?,
+            found => found?.blocks().saturating_mul(BLOCK_BYTES),
+        };
+        used = used.saturating_add(of_entry);
+    }
+    Ok(used)
 }
 
 /// Rounds to GiB, or to MiB below one GiB.
