@@ -210,7 +210,7 @@ pub struct StepProgress {
     pub outputs: Outputs,
     /// When its state last changed.
     pub changed_at: Timestamp,
-    /// The number of its latest status record; 0 if there was none.
+    /// The number of the status record of its present state; 0 if there is none.
     pub sequence: u32,
 }
 

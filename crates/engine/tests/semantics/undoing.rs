@@ -1,11 +1,12 @@
 //! Failures for good: the supervisor's decision, undos, parking, and requests of operators.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use waybill_engine::{
-    Action, Amendment, Asked, Attempt, AttemptSeen, CreateRequest, HISTORY_MAX, Message, Offset,
-    OnFailure, Outcome, PartitionId, Position, Priority, ProcessState, RecoveryVerb,
-    StepDefinition, StepKind, Workflows, refusal,
+    Action, Amendment, Asked, Attempt, AttemptSeen, Command, CreateRequest, HISTORY_MAX, Message,
+    Offset, OnFailure, Outcome, PartitionId, Position, Priority, ProcessState, RecoveryVerb,
+    StepDefinition, StepKind, StepState, Workflows, refusal,
 };
 
 use crate::fixture::{
@@ -772,6 +773,62 @@ fn a_caller_with_its_own_topic_gets_each_step_status_in_order() {
             "status 4 Final Processed",
         ]
     );
+}
+
+#[test]
+fn a_step_that_completes_while_its_operation_is_parked_repeats_no_earlier_status() {
+    let beside = |name| StepDefinition {
+        after: Some(Vec::new()),
+        on_failure: Some(OnFailure::Park),
+        ..step(name)
+    };
+    let mut fixture = with_steps(vec![beside("a"), beside("b")]);
+    let mut request = request(id(1));
+    request.reply_to = Some("acme.status".to_owned());
+    fixture.request(request);
+    let transient = Outcome::Transient {
+        error: error("busy"),
+    };
+    fixture.reply(id(1), reply("b", 1, transient));
+    let mut commands = fixture.round();
+    fixture.pass(ms(1_000));
+    commands.extend(fixture.round());
+    fixture.reply(id(1), reply("a", 1, refused()));
+    fixture.load();
+    let failed = fixture.round();
+    fixture.decide(&failed);
+    commands.extend(failed);
+    commands.extend(fixture.round());
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Error);
+
+    fixture.reply(id(1), success("b", 2));
+    fixture.load();
+    commands.extend(fixture.round());
+    fixture.recover(2, id(1), None, RecoveryVerb::Resubmit);
+    fixture.load();
+    commands.extend(fixture.round());
+    let step = |fixture: &Fixture, index: usize| fixture.state(id(1)).steps[index].state;
+    assert_eq!(step(&fixture, 0), StepState::Running);
+    assert_eq!(step(&fixture, 1), StepState::Completed);
+
+    // The next owner sends again what the previous one may not have sent.
+    fixture.restart(1, 3);
+    fixture.hint(fixture.now, id(1));
+    fixture.load();
+    commands.extend(fixture.round());
+    let mut sent = BTreeMap::new();
+    for command in commands {
+        let Command::Send(Message::Status(status)) = command else {
+            continue;
+        };
+        let content = (status.sequence, status.kind, status.step.clone());
+        let earlier = sent.insert(status.event_id, content.clone());
+        assert!(
+            earlier.is_none_or(|earlier| earlier == content),
+            "{status:?}"
+        );
+    }
+    assert!(sent.len() > 3, "{sent:?}");
 }
 
 #[test]

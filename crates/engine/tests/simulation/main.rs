@@ -40,7 +40,7 @@ const SEEDS: u64 = if cfg!(debug_assertions) {
     40_000
 };
 /// Further seeds with which the simulator has found faults, all fixed since.
-const FOUND_FAULTS: [u64; 6] = [93_427, 98_899, 317_788, 416_810, 686_207, 961_345];
+const FOUND_FAULTS: [u64; 7] = [93_427, 98_899, 140_578, 317_788, 416_810, 686_207, 961_345];
 /// How many threads run seeds.
 const THREADS: u64 = 2;
 

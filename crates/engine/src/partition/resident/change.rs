@@ -24,6 +24,7 @@ impl ResidentOperation {
         let failed_anew =
             self.state.state == ProcessState::CompensationFailed && !touched.is_empty();
         let entered = persisted.state != self.state.state || failed_anew;
+        self.drop_numbers(touched);
         // Steps that continue after a failure publish nothing: the final record has the last
         // number. (Neither they nor a refusal change the time of the end.)
         if entered || !self.state.state.is_final() {
@@ -83,19 +84,30 @@ impl ResidentOperation {
         self.pending.write_created = true;
     }
 
+    /// Takes from steps that changed the numbers under which records of their previous states may
+    /// have been sent: a next owner must not send such a record again with the present state.
+    fn drop_numbers(&mut self, touched: StepSet) {
+        for index in touched.iter() {
+            let is_unsent = self.pending.statuses.contains(index)
+                && !self.pending.statuses_again.contains(index);
+            if !is_unsent {
+                self.state.steps[index].sequence = 0;
+                self.pending.statuses.remove(index);
+                self.pending.statuses_again.remove(index);
+            }
+        }
+    }
+
     /// Marks the status records of steps, and an alert when a step begins to wait at long
     /// intervals.
     fn note_statuses(&mut self, touched: StepSet, cx: &OperationCx<'_>) {
         let publishes = self.publishes_steps(cx.config);
         for index in touched.iter() {
             let step = &mut self.state.steps[index];
-            let has_number = self.pending.statuses.contains(index)
-                && !self.pending.statuses_again.contains(index);
-            if publishes && needs_status(step.state) && !has_number {
+            if publishes && needs_status(step.state) && step.sequence == 0 {
                 self.state.sequence += 1;
                 step.sequence = self.state.sequence;
                 self.pending.statuses.insert(index);
-                self.pending.statuses_again.remove(index);
             }
             if self.keeps_failing(index) {
                 self.pending.waiting.insert(index);
