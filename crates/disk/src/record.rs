@@ -3,7 +3,7 @@
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
 //! slot is `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
-//! list of u64: the slot's number, how many journals, and for each journal its number, the number
+//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), how many journals, and for each journal its number, the number
 //! of its last batch plus one, how many tables, and for each table its number and that of its
 //! manifest. Numbers are little-endian.
 
@@ -13,6 +13,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::boot_id;
 
 /// The name of the file, below the store's directory.
 const FILE: &str = "synced";
@@ -46,6 +48,8 @@ pub(crate) struct Unflushed {
 pub(crate) struct Record {
     /// The number of the slot.
     pub(crate) number: u64,
+    /// The start of the machine in which it was written; 0 if that is unknown.
+    pub(crate) boot: u64,
     /// In the order of their numbers. Batches are appended to the last one.
     pub(crate) journals: Vec<KnownJournal>,
 }
@@ -56,6 +60,24 @@ pub(crate) enum Stored {
     Missing,
     Unreadable,
     Found(Record),
+}
+
+impl Stored {
+    /// Whether the power may have failed, and what follows the batch `last` of a journal was not
+    /// synced as far as is known.
+    pub(crate) fn is_unsynced(&self, journal: u64, last: Option<u64>) -> bool {
+        let Self::Found(record) = self else {
+            return false;
+        };
+        let known = record.journals.iter().find(|known| known.number == journal);
+        let has_rebooted = record.boot != 0 && record.boot != boot();
+        has_rebooted && known.is_none_or(|known| known.last <= last)
+    }
+}
+
+/// The present start of the machine; 0 if it is unknown.
+pub(crate) fn boot() -> u64 {
+    boot_id().map_or(0, |id| xxh3_64(id.as_bytes()))
 }
 
 pub(crate) fn path(store: &Path) -> PathBuf {
@@ -103,6 +125,7 @@ impl Record {
         let mut bytes = vec![0; HEADER_BYTES];
         let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
         put(self.number);
+        put(self.boot);
         put(journals.len() as u64);
         for journal in journals {
             put(journal.number);
@@ -135,7 +158,7 @@ impl Record {
             (number, rest) = rest.split_first_chunk()?;
             Some(u64::from_le_bytes(*number))
         };
-        let number = take()?;
+        let (number, boot) = (take()?, take()?);
         let mut journals = Vec::new();
         for _ in 0..take()? {
             let (number, last) = (take()?, take()?.checked_sub(1));
@@ -150,7 +173,11 @@ impl Record {
                 unflushed,
             });
         }
-        Some(Self { number, journals })
+        Some(Self {
+            number,
+            boot,
+            journals,
+        })
     }
 }
 
@@ -197,6 +224,7 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         assert_eq!(load(dir.path()), Stored::Found(newest.clone()));
         let older = Record {
+            boot: 0,
             number: newest.number - 1,
             journals: record(10),
         };
@@ -222,6 +250,7 @@ mod tests {
             unflushed: tables.clone().collect(),
         };
         let record = Record {
+            boot: 0,
             number: 1,
             journals: (0..1_000).map(journal).collect(),
         };
@@ -229,5 +258,30 @@ mod tests {
         assert!(bytes.len() <= SLOT_BYTES, "{}", bytes.len());
         let kept = Record::decode(&bytes).unwrap().journals;
         assert_eq!(kept, record.journals[1_000 - JOURNALS_MAX..]);
+    }
+
+    #[test]
+    fn only_after_a_reboot_and_behind_the_known_end_is_a_journal_unsynced() {
+        let of_boot = |boot| {
+            Stored::Found(Record {
+                number: 1,
+                boot,
+                journals: record(7),
+            })
+        };
+        let other = of_boot(boot().wrapping_add(1).max(1));
+        assert!(other.is_unsynced(1, Some(7)));
+        assert!(!other.is_unsynced(1, Some(6)));
+        assert!(!other.is_unsynced(1, None));
+        assert!(other.is_unsynced(0, None));
+        assert!(other.is_unsynced(2, None));
+        for same in [
+            of_boot(boot()),
+            of_boot(0),
+            Stored::Missing,
+            Stored::Unreadable,
+        ] {
+            assert!(!same.is_unsynced(1, Some(7)), "{same:?}");
+        }
     }
 }
