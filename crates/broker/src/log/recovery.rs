@@ -76,8 +76,8 @@ pub(super) fn recover(
     let Some(active) = segments.pop() else {
         unreachable!("there is at least one segment");
     };
-    let is_unsynced = synced_end.unwrap_or(0) <= active.index.next_offset;
-    if !active.is_whole(later.first().copied()) && !(has_rebooted && is_unsynced) {
+    let is_synced = synced_end.unwrap_or(0) > active.index.next_offset;
+    if !active.is_whole(later.first().copied()) && (is_synced || !has_rebooted) {
         active.refuse_unless_torn(dir, later)?;
     }
     let end = active.index.next_offset;

@@ -417,11 +417,11 @@ fn appended_after_boot(dir: &TempDir, config: TopicConfig, boot: &str) -> Result
 fn unsynced_damage_is_a_torn_tail_only_after_a_reboot() {
     let dir = TempDir::new().unwrap();
     let unsynced = TopicConfig::default();
-    appended_after_boot(&dir, unsynced.clone(), "first").unwrap();
+    appended_after_boot(&dir, unsynced, "first").unwrap();
     flip(&dir, 2);
-    let refused = appended_after_boot(&dir, unsynced.clone(), "first");
+    let refused = appended_after_boot(&dir, unsynced, "first");
     assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
-    let end = appended_after_boot(&dir, unsynced.clone(), "second").unwrap();
+    let end = appended_after_boot(&dir, unsynced, "second").unwrap();
     assert_eq!(end, 2);
     let end = appended_after_boot(&dir, unsynced, "second").unwrap();
     assert_eq!(end, 6);

@@ -237,7 +237,10 @@ fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
         seen.merge(&of_thread);
         runs += runs_of_thread;
     }
-    println!("{} runs with one crash, {runs} with two", with_one.len());
+    #[expect(clippy::disallowed_macros, reason = "the developer sees how many")]
+    {
+        println!("{} runs with one crash, {runs} with two", with_one.len());
+    }
     for sight in [
         Sight::CrashIdle,
         Sight::CrashBeforePersisting,
