@@ -2,10 +2,10 @@
 //! checksum.
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
-//! slot is `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
-//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), how many journals, and for each journal its number, the number
-//! of its last batch plus one, how many tables, and for each table its number and that of its
-//! manifest. Numbers are little-endian.
+//! slot is `"WBJRNLS2" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
+//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), how many
+//! journals, and for each journal its number, the number of its last batch plus one, how many
+//! tables, and for each table its number and that of its manifest. Numbers are little-endian.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,7 +18,7 @@ use crate::boot_id;
 
 /// The name of the file, below the store's directory.
 const FILE: &str = "synced";
-const MAGIC: &[u8; 8] = b"WBJRNLS1";
+const MAGIC: &[u8; 8] = b"WBJRNLS2";
 /// A slot begins on its own block, so that a torn write harms one slot alone.
 const SLOT_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
@@ -70,7 +70,8 @@ impl Stored {
             return false;
         };
         let known = record.journals.iter().find(|known| known.number == journal);
-        let has_rebooted = record.boot != 0 && record.boot != boot();
+        let boots = (record.boot, boot());
+        let has_rebooted = boots.0 != boots.1 && boots.0 != 0 && boots.1 != 0;
         has_rebooted && known.is_none_or(|known| known.last <= last)
     }
 }

@@ -29,7 +29,7 @@ use crate::locked;
 pub(crate) const STORE_EVERY: Duration = Duration::from_secs(1);
 
 const NAMES: [&str; 2] = ["synced-0", "synced-1"];
-const MAGIC: &[u8; 8] = b"WBSYNCD1";
+const MAGIC: &[u8; 8] = b"WBSYNCD2";
 
 /// A partition: its topic's id and its number.
 pub(crate) type Key = ([u8; 16], i32);
@@ -40,6 +40,8 @@ pub(crate) struct SyncedEnds {
     table: Mutex<Table>,
     /// The id of the machine's present start, if it is known.
     boot_id: Option<String>,
+    /// That of the stored record.
+    boot_id_before: Option<String>,
     has_rebooted: AtomicBool,
 }
 
@@ -72,8 +74,8 @@ impl SyncedEnds {
             );
             None
         });
-        let before = newest.as_ref().and_then(|stored| stored.boot_id.as_ref());
-        let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id.as_ref();
+        let before = newest.as_ref().and_then(|stored| stored.boot_id.clone());
+        let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id;
         let table = newest.map_or_else(Table::default, |stored| Table {
             ends: stored.ends.into_iter().collect(),
             number: stored.number,
@@ -82,6 +84,7 @@ impl SyncedEnds {
             dir: dir.to_owned(),
             table: Mutex::new(table),
             boot_id,
+            boot_id_before: before,
             has_rebooted: AtomicBool::new(has_rebooted),
         }
     }
@@ -119,9 +122,14 @@ impl SyncedEnds {
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
         let number = table.number + 1;
+        // A start that fails may leave logs that it has not opened.
+        let boot_id = match self.has_rebooted() {
+            true => &self.boot_id_before,
+            false => &self.boot_id,
+        };
         let stored = Stored {
             number,
-            boot_id: self.boot_id.clone(),
+            boot_id: boot_id.clone(),
             ends: table.ends.iter().map(|(&key, &end)| (key, end)).collect(),
         };
         let body = postcard::to_stdvec(&stored).map_err(io::Error::other)?;

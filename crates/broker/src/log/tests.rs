@@ -421,6 +421,9 @@ fn unsynced_damage_is_a_torn_tail_only_after_a_reboot() {
     flip(&dir, 2);
     let refused = appended_after_boot(&dir, unsynced, "first");
     assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
+    // A start that opens no log changes nothing.
+    let ends = SyncedEnds::load_on(dir.path(), Some("second".to_owned()));
+    ends.store().unwrap();
     let end = appended_after_boot(&dir, unsynced, "second").unwrap();
     assert_eq!(end, 2);
     let end = appended_after_boot(&dir, unsynced, "second").unwrap();
