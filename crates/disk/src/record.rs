@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::boot_id;
+use crate::{boot_id, sync_dir};
 
 /// The name of the file, below the store's directory.
 const FILE: &str = "synced";
@@ -107,7 +107,7 @@ pub(crate) fn create(store: &Path, record: &mut Record) -> io::Result<File> {
     record.write(&file)?;
     record.write(&file)?;
     file.sync_all()?;
-    File::open(store)?.sync_all()?;
+    sync_dir(store)?;
     Ok(file)
 }
 

@@ -276,6 +276,7 @@ fn with_one_crash(variants: u64) -> Vec<(Course, u64, Vec<Crash>)> {
 
 #[test]
 fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
+    let with_one = with_one_crash(VARIANTS);
     for bug in [
         Bug::IgnoreStamps,
         Bug::ForgetStampFloor,
@@ -292,9 +293,9 @@ fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
         };
         let without = COURSES.into_iter().find(|&course| reveals(course, 0, &[]));
         assert_eq!(without, None, "{bug:?}");
-        let mut with_one = with_one_crash(VARIANTS).into_iter();
+        let mut with_one = with_one.iter();
         let is_revealed =
-            with_one.any(|(course, variant, crashes)| reveals(course, variant, &crashes));
+            with_one.any(|(course, variant, crashes)| reveals(*course, *variant, crashes));
         assert!(is_revealed, "{bug:?}");
     }
 }

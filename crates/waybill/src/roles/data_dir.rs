@@ -227,8 +227,9 @@ fn make(path: &Path) -> Result<(), DataDirError> {
     // A parent that this user cannot read is not new either.
     if let Some(parent) = path.parent()
         && let Err(error) = sync_dir(parent)
+        && error.kind() != io::ErrorKind::PermissionDenied
     {
-        tracing::debug!(path = %parent.display(), %error, "cannot sync the parent of the data directory");
+        tracing::warn!(path = %parent.display(), %error, "cannot sync the parent of the data directory");
     }
     Ok(())
 }

@@ -66,6 +66,10 @@ async fn call(setup: Arc<Setup>, accepted: Arc<Accepted>, stop: Arc<AtomicBool>)
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_power_cut_loses_or_doubles_what_was_accepted() {
+    if !cfg!(target_os = "linux") {
+        println!("SKIPPED: power cuts: only on Linux is a library preloaded and a file identified");
+        return;
+    }
     let cuts = setting("WAYBILL_TEST_POWER_CUTS", CUTS);
     let mut dice = Dice(setting("WAYBILL_TEST_POWER_SEED", SEED));
     let mut setup = Setup::new("partitions: 2\n");
@@ -88,7 +92,7 @@ async fn no_power_cut_loses_or_doubles_what_was_accepted() {
             .collect();
         setup.ready().await;
         // Any moment: this is no wait for a condition.
-        tokio::time::sleep(Duration::from_millis(u64::from(dice.below(1_200) as u32))).await;
+        tokio::time::sleep(Duration::from_millis(dice.below(1_200))).await;
         process.kill();
         stop.store(true, Ordering::Relaxed);
         let of_cut = disk.cut(&mut dice);
