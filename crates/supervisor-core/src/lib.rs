@@ -1,0 +1,25 @@
+//! The supervisor's loops, and none of their effects.
+//!
+//! Each loop is a state machine. Its driver (`waybill-supervisor`, or a test) performs one effect
+//! at a time on the state store, the topics and the clock, and passes the result back with the time.
+//! So a test can drive exactly the code that runs in production, through any order of faults.
+//!
+//! * [`IndexShard`]: the lease of an index shard, the sweep of its due entries, and its cursor.
+//!
+//! The engine's [`Supervision`](waybill_engine::Supervision) decides what an operation needs.
+//!
+//! What must hold here: the manifest cannot reach tokio, rdkafka or a database, `clippy.toml` bans
+//! the parts of `std` that would give access to clocks, threads and files, and the same events at
+//! the same times give the same effects.
+
+pub mod index_shard;
+mod lease;
+mod now;
+mod pace;
+mod sweep;
+mod unexpected;
+
+pub use index_shard::{IndexShard, IndexShardSettings};
+pub use now::Now;
+pub use pace::Pace;
+pub use unexpected::UnexpectedEvent;
