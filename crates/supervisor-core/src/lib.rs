@@ -5,6 +5,7 @@
 //! So a test can drive exactly the code that runs in production, through any order of faults.
 //!
 //! * [`IndexShard`]: the lease of an index shard, the sweep of its due entries, and its cursor.
+//! * [`Audit`]: finds operations of an index shard that nothing would wake, and wakes them.
 //!
 //! The engine's [`Supervision`](waybill_engine::Supervision) decides what an operation needs.
 //!
@@ -12,13 +13,17 @@
 //! the parts of `std` that would give access to clocks, threads and files, and the same events at
 //! the same times give the same effects.
 
+pub mod audit;
 pub mod index_shard;
 mod lease;
 mod now;
 mod pace;
+#[cfg(test)]
+mod rows;
 mod sweep;
 mod unexpected;
 
+pub use audit::{Audit, AuditSettings};
 pub use index_shard::{IndexShard, IndexShardSettings};
 pub use now::Now;
 pub use pace::Pace;

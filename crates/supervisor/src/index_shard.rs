@@ -13,12 +13,12 @@ use waybill_clock::wall_clock;
 use waybill_engine::{OwnerId, PartitionId, TopicOffsets, Workflows};
 use waybill_store::{LeaseKey, Store, StoreError};
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice, Output};
-use waybill_supervisor_core::{IndexShard, IndexShardSettings};
+use waybill_supervisor_core::{IndexShard, IndexShardSettings, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
 use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
-use super::audit::{Audit, Auditor};
+use super::audit::Auditor;
 use super::clock::now;
 use super::metrics::SupervisorMetrics;
 use super::parked::{Parked, ReadLock};
@@ -52,7 +52,7 @@ pub(super) struct IndexShardDriver {
 }
 
 /// What runs beside the sweep of an index shard, until it is dropped.
-type Watches = Option<BoxFuture<'static, Infallible>>;
+type Watches = Option<BoxFuture<'static, Result<Infallible, UnexpectedEvent>>>;
 
 impl IndexShardDriver {
     /// Takes the lease, sweeps while it is held, and starts over when it is lost.
@@ -81,7 +81,7 @@ impl IndexShardDriver {
             let result = tokio::select! {
                 result = self.perform(effect, &stop) => result,
                 () = stop.cancelled(), if index_shard.may_be_abandoned() => return Ok(()),
-                never = watch(&mut watches) => match never {},
+                never = watch(&mut watches) => match never.context("the audit of an index shard")? {},
             };
             event = result.unwrap_or_else(|error| {
                 failure = Some(error);
@@ -166,7 +166,7 @@ impl IndexShardDriver {
     }
 
     /// Counts the parked operations of the index shard and audits it.
-    fn watches(&self) -> BoxFuture<'static, Infallible> {
+    fn watches(&self) -> BoxFuture<'static, Result<Infallible, UnexpectedEvent>> {
         let parked = Parked::new(
             self.index_shard,
             self.store.clone(),
@@ -175,11 +175,11 @@ impl IndexShardDriver {
             self.read_lock.clone(),
             self.grace(),
         );
-        let audit = Audit::new(self.index_shard, self.auditor.clone());
+        let audit = self.auditor.clone().audit(self.index_shard);
         Box::pin(async {
             tokio::select! {
-                never = parked.keep() => never,
-                never = audit.keep() => never,
+                never = parked.keep() => match never {},
+                never = audit => never,
             }
         })
     }
@@ -238,7 +238,7 @@ impl IndexShardDriver {
 }
 
 /// Runs what runs beside the sweep.
-async fn watch(watches: &mut Watches) -> Infallible {
+async fn watch(watches: &mut Watches) -> Result<Infallible, UnexpectedEvent> {
     match watches {
         Some(watches) => watches.await,
         None => std::future::pending().await,
