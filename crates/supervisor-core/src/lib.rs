@@ -6,6 +6,7 @@
 //!
 //! * [`IndexShard`]: the lease of an index shard, the sweep of its due entries, and its cursor.
 //! * [`Audit`]: finds operations of an index shard that nothing would wake, and wakes them.
+//! * [`FailedOperations`]: publishes a decision about each operation that failed for good.
 //!
 //! The engine's [`Supervision`](waybill_engine::Supervision) decides what an operation needs.
 //!
@@ -14,6 +15,7 @@
 //! the same times give the same effects.
 
 pub mod audit;
+pub mod failed;
 pub mod index_shard;
 mod lease;
 mod now;
@@ -24,6 +26,7 @@ mod sweep;
 mod unexpected;
 
 pub use audit::{Audit, AuditSettings};
+pub use failed::{FailedOperations, FailedSettings};
 pub use index_shard::{IndexShard, IndexShardSettings};
 pub use now::Now;
 pub use pace::Pace;

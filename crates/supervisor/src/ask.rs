@@ -4,7 +4,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
 use waybill_engine::{PartitionId, Recovery};
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
@@ -26,10 +25,6 @@ pub(super) enum AskError {
     /// The broker did not acknowledge it.
     #[error("a recovery was not acknowledged")]
     Produce(#[from] ProduceError),
-    /// The supervisor stopped while recoveries waited for their turn. They are not lost: what
-    /// caused them is read again.
-    #[error("the supervisor is stopping")]
-    Stopping,
 }
 
 /// Publishes recoveries to the topic that the schedulers read.
@@ -40,7 +35,6 @@ pub(super) struct Asker {
     partition_map: PartitionMap,
     pace: Mutex<Pace>,
     metrics: Arc<SupervisorMetrics>,
-    stop: CancellationToken,
 }
 
 impl Asker {
@@ -50,7 +44,6 @@ impl Asker {
         partition_map: PartitionMap,
         per_second_max: u32,
         metrics: Arc<SupervisorMetrics>,
-        stop: CancellationToken,
     ) -> Result<Self, ClientError> {
         let options = ProducerOptions {
             message_bytes_max: DEAD_LETTER_BYTES_MAX,
@@ -62,29 +55,7 @@ impl Asker {
             partition_map,
             pace: Mutex::new(Pace::new(per_second_max)),
             metrics,
-            stop,
         })
-    }
-
-    /// Publishes all recoveries; returns once the broker has acknowledged the last, or once the
-    /// supervisor stops and the next ones would have to wait for their turn.
-    pub(super) async fn ask(&self, recoveries: &[Recovery]) -> Result<(), AskError> {
-        for chunk in recoveries.chunks(self.chunk()) {
-            self.wait_for_turn(chunk.len()).await?;
-            self.publish(chunk).await?;
-        }
-        Ok(())
-    }
-
-    async fn wait_for_turn(&self, recoveries: usize) -> Result<(), AskError> {
-        let wait = self.take_turn(recoveries);
-        if wait.is_zero() {
-            return Ok(());
-        }
-        tokio::select! {
-            () = tokio::time::sleep(wait) => Ok(()),
-            () = self.stop.cancelled() => Err(AskError::Stopping),
-        }
     }
 
     /// How many recoveries are published at once.
@@ -165,27 +136,5 @@ impl Asker {
         let partition = self.partition_map.partition_of(recovery.operation);
         let record = OutRecord::new(self.topics.recovery(), partition, &key, &value);
         Ok(enqueue(&self.producer, &record, settlement).await?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_stop_ends_the_wait_for_a_turn() {
-        let stop = CancellationToken::new();
-        let asker = Asker::new(
-            &KafkaSettings::new("127.0.0.1:1"),
-            &Topics::default(),
-            PartitionMap::fixed(1),
-            1,
-            Arc::new(SupervisorMetrics::new()),
-            stop.clone(),
-        )
-        .unwrap();
-        asker.wait_for_turn(3_600).await.unwrap();
-        let (turn, ()) = tokio::join!(asker.wait_for_turn(1), async { stop.cancel() });
-        assert!(matches!(turn, Err(AskError::Stopping)));
     }
 }

@@ -128,7 +128,6 @@ async fn supervise(
         parts.partition_map.clone(),
         settings.recoveries_per_second_max,
         metrics.clone(),
-        stop.clone(),
     )
     .context("cannot create the supervisor's producer")?;
     let asker = Arc::new(asker);
