@@ -7,6 +7,7 @@
 //! * [`IndexShard`]: the lease of an index shard, the sweep of its due entries, and its cursor.
 //! * [`Audit`]: finds operations of an index shard that nothing would wake, and wakes them.
 //! * [`FailedOperations`]: publishes a decision about each operation that failed for good.
+//! * [`Parked`]: counts the parked operations of an index shard.
 //!
 //! The engine's [`Supervision`](waybill_engine::Supervision) decides what an operation needs.
 //!
@@ -20,6 +21,7 @@ pub mod index_shard;
 mod lease;
 mod now;
 mod pace;
+pub mod parked;
 #[cfg(test)]
 mod rows;
 mod sweep;
@@ -30,4 +32,5 @@ pub use failed::{FailedOperations, FailedSettings};
 pub use index_shard::{IndexShard, IndexShardSettings};
 pub use now::Now;
 pub use pace::Pace;
+pub use parked::{Parked, ParkedStats};
 pub use unexpected::UnexpectedEvent;

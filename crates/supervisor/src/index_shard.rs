@@ -13,7 +13,7 @@ use waybill_clock::wall_clock;
 use waybill_engine::{OwnerId, PartitionId, TopicOffsets, Workflows};
 use waybill_store::{LeaseKey, Store, StoreError};
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice, Output};
-use waybill_supervisor_core::{IndexShard, IndexShardSettings, UnexpectedEvent};
+use waybill_supervisor_core::{IndexShard, IndexShardSettings, ParkedStats, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
 use super::SupervisorSettings;
@@ -21,8 +21,7 @@ use super::ask::{AskError, Asker};
 use super::audit::Auditor;
 use super::clock::now;
 use super::metrics::SupervisorMetrics;
-use super::parked::{Parked, ReadLock};
-use super::parked_stats::ParkedStats;
+use super::parked::{ParkedDriver, ReadLock};
 use super::reroute::Rerouter;
 
 /// Why an effect failed.
@@ -81,7 +80,7 @@ impl IndexShardDriver {
             let result = tokio::select! {
                 result = self.perform(effect, &stop) => result,
                 () = stop.cancelled(), if index_shard.may_be_abandoned() => return Ok(()),
-                never = watch(&mut watches) => match never.context("the audit of an index shard")? {},
+                never = watch(&mut watches) => match never.context("the audit or the count of an index shard")? {},
             };
             event = result.unwrap_or_else(|error| {
                 failure = Some(error);
@@ -167,18 +166,18 @@ impl IndexShardDriver {
 
     /// Counts the parked operations of the index shard and audits it.
     fn watches(&self) -> BoxFuture<'static, Result<Infallible, UnexpectedEvent>> {
-        let parked = Parked::new(
-            self.index_shard,
-            self.store.clone(),
-            self.partition_map.clone(),
-            self.metrics.clone(),
-            self.read_lock.clone(),
-            self.grace(),
-        );
+        let parked = ParkedDriver {
+            index_shard: self.index_shard,
+            store: self.store.clone(),
+            partition_map: self.partition_map.clone(),
+            metrics: self.metrics.clone(),
+            read_lock: self.read_lock.clone(),
+            grace: self.grace(),
+        };
         let audit = self.auditor.clone().audit(self.index_shard);
         Box::pin(async {
             tokio::select! {
-                never = parked.keep() => match never {},
+                never = parked.run() => never,
                 never = audit => never,
             }
         })

@@ -31,7 +31,6 @@ mod failed;
 mod index_shard;
 mod metrics;
 mod parked;
-mod parked_stats;
 mod reroute;
 
 use std::sync::Arc;
