@@ -8,6 +8,7 @@
 //! * [`Audit`]: finds operations of an index shard that nothing would wake, and wakes them.
 //! * [`FailedOperations`]: publishes a decision about each operation that failed for good.
 //! * [`Parked`]: counts the parked operations of an index shard.
+//! * [`Reroute`]: forwards the records of a partition that is no longer in use.
 //!
 //! The engine's [`Supervision`](waybill_engine::Supervision) decides what an operation needs.
 //!
@@ -22,6 +23,7 @@ mod lease;
 mod now;
 mod pace;
 pub mod parked;
+pub mod reroute;
 #[cfg(test)]
 mod rows;
 mod sweep;
@@ -33,4 +35,5 @@ pub use index_shard::{IndexShard, IndexShardSettings};
 pub use now::Now;
 pub use pace::Pace;
 pub use parked::{Parked, ParkedStats};
+pub use reroute::Reroute;
 pub use unexpected::UnexpectedEvent;

@@ -9,8 +9,9 @@
 //! the parked operations of the index shard (`parked`), and finds operations that nothing would wake
 //! (`audit`).
 //!
-//! Loops are state machines of `waybill-supervisor-core`. Their drivers here perform one effect at a
-//! time, pass the result back, and log and count what the machine reports.
+//! The loops are the state machines of `waybill-supervisor-core`. The modules here are their
+//! drivers: each performs one effect at a time, passes the result back, and logs and counts what the
+//! machine reports.
 //!
 //! What must hold here:
 //!
