@@ -38,6 +38,12 @@ impl BootTime {
         i64::try_from(self.0.as_micros()).unwrap_or(i64::MAX)
     }
 
+    /// The time since the clock's zero.
+    #[must_use]
+    pub const fn as_duration(self) -> Duration {
+        self.0
+    }
+
     /// The time from `earlier` to this instant; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
