@@ -7,6 +7,7 @@ use waybill_engine::{
     Action, Attempt, Batch, BatchNumber, Command, Event, Message, OperationId, Outcome, Priority,
     ProcessState, StepReply, Timestamp,
 };
+use waybill_state::{DueBucket, DueEntry};
 
 use crate::bugs::Bug;
 use crate::history::Rule;
@@ -20,6 +21,8 @@ use crate::workload::Record;
 /// How long after the start of a commit its writes may still reach the store, even if the owner has
 /// died. It exceeds a lease, so writes of dead owners arrive among those of their successors.
 pub const WRITE_LATE_MICROS: u64 = 4_000_000;
+/// How far ahead an entry of the deadline index that is too late is written again.
+const INDEX_LEAD: Duration = Duration::from_secs(1);
 
 /// An attempt that a row intends to request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -40,6 +43,8 @@ pub struct Commit {
     pub writer: Writer,
     writes: VecDeque<Command>,
     has_landed: bool,
+    /// The entries of the deadline index that were written, and not yet compared with the cursor.
+    entries: Vec<DueEntry>,
     /// Its writes leave the owner's memory only when they land.
     is_buffered: bool,
     sends: Vec<Message>,
@@ -119,6 +124,7 @@ impl Run {
             writer,
             writes: VecDeque::new(),
             has_landed: false,
+            entries: Vec::new(),
             is_buffered: self.rng.chance(50),
             sends: Vec::new(),
             intents: Vec::new(),
@@ -246,8 +252,11 @@ impl Run {
     fn write(&mut self, index: usize, write: Command, writer: Writer) {
         match write {
             Command::Index { due, operation } => {
-                let partition = self.owners[index].partition;
-                self.store.index(partition, due, operation);
+                let entry = DueEntry { due, operation };
+                self.store.logs[self.owners[index].partition].add_entry(entry);
+                if let Some(commit) = &mut self.owners[index].commit {
+                    commit.entries.push(entry);
+                }
                 self.note(operation, || format!("index: an entry at {due:?}"));
             }
             Command::Attention { operation, .. } => self.store.attention.push(operation),
@@ -256,8 +265,31 @@ impl Run {
         }
     }
 
+    /// Writes the entries of a commit that its sweep has passed once more, further on. Returns
+    /// whether there were any.
+    fn write_entries_again(&mut self, index: usize) -> bool {
+        let owner = &mut self.owners[index];
+        let Some(commit) = &mut owner.commit else {
+            return false;
+        };
+        let logs = &mut self.store.logs[owner.partition];
+        commit.entries.retain(|entry| logs.is_behind(entry));
+        let now = owner.clock.read(self.now);
+        for entry in &mut commit.entries {
+            let cursor = logs.cursor.map_or(now, DueBucket::start);
+            entry.due = now.max(cursor) + INDEX_LEAD;
+            logs.add_entry(*entry);
+            self.seen.count(Sight::EntriesWrittenAgain);
+        }
+        !commit.entries.is_empty()
+    }
+
     /// The commit is durable: its messages may leave, if the lease still holds.
     pub fn committed(&mut self, index: usize) {
+        if self.write_entries_again(index) {
+            let after = self.travel();
+            return self.later(after, What::Committed { owner: index });
+        }
         let Some(commit) = self.owners[index].commit.take() else {
             return;
         };

@@ -280,7 +280,6 @@ fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
     for bug in [
         Bug::IgnoreStamps,
         Bug::ForgetStampFloor,
-        Bug::RecoverTwice,
         Bug::SkipIndexEntry,
         Bug::ForgetUnknownInUndo,
         Bug::ResumeWithoutAsking,

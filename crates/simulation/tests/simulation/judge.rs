@@ -337,7 +337,7 @@ impl Run {
             let state = self.store.row(id).map(|row| row.state.clone());
             let cursor = self.store.logs[partition].cursor;
             self.fail(Rule::CheckpointAhead, id, || {
-                format!("{reached:?} and cursor {cursor} have passed {state:?}")
+                format!("{reached:?} and cursor {cursor:?} have passed {state:?}")
             });
         }
         for priority in Priority::ALL {
@@ -352,11 +352,9 @@ impl Run {
             return false;
         };
         let logs = &self.store.logs[partition];
-        let buckets = logs.index.range(logs.cursor..);
-        let mut entries = buckets.flat_map(|(_, entries)| entries);
         let mut recoveries = logs.recoveries[checkpoint.on(Source::Recoveries)..].iter();
-        let is_hinted_at = entries.any(|(_, operation)| *operation == id)
-            || recoveries.any(|recovery| recovery.operation == id);
+        let is_hinted_at =
+            logs.will_find(id) || recoveries.any(|recovery| recovery.operation == id);
         if !row.state.state.is_final() {
             return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
         }
