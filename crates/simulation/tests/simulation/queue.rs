@@ -145,7 +145,7 @@ pub enum What {
     /// A call of a supervisor arrives at the store, or at the broker.
     SupervisorCall {
         caller: Caller,
-        call: Box<Call>,
+        call: Call,
     },
     /// The answer to a call arrives at the supervisor.
     SupervisorAnswer {

@@ -264,7 +264,7 @@ impl Run {
                 supervisor,
                 incarnation,
             } => self.start_supervisor(supervisor, incarnation),
-            What::SupervisorCall { caller, call } => self.call_arrives(caller, *call),
+            What::SupervisorCall { caller, call } => self.call_arrives(caller, call),
             What::SupervisorAnswer { caller, answer } => self.answer_arrives(caller, *answer),
             What::Acknowledged(caller) => self.acknowledged(caller),
             What::Rebalance { partition } => self.rebalance(partition),

@@ -23,7 +23,7 @@ const POLLED_MAX: usize = 4;
 /// A call on its way to the store, or to the broker.
 #[derive(Debug)]
 pub enum Call {
-    IndexShard(Effect),
+    IndexShard(Box<Effect>),
     /// Polls the consumer group of failed-operations.
     Poll,
     /// Commits offsets of failed-operations.
@@ -74,7 +74,7 @@ impl Run {
         let answer = match call {
             Call::IndexShard(effect) => {
                 let event = match is_applied {
-                    true => self.apply_effect(&caller, effect),
+                    true => self.apply_effect(&caller, *effect),
                     false => index_shard::Event::Failed,
                 };
                 Answer::IndexShard(match fails {
@@ -337,7 +337,6 @@ impl Run {
             Call::Poll => self.rng.between(100_000, 500_000),
             Call::IndexShard(_) | Call::Commit(_) => self.travel() / 4,
         };
-        let call = Box::new(call);
         self.later(after, What::SupervisorCall { caller, call });
     }
 }

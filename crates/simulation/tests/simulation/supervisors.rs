@@ -278,7 +278,7 @@ impl Run {
             }
             Effect::Publish(recoveries) => self.publish(caller, recoveries),
             Effect::End => unreachable!("supervisors are not asked to stop"),
-            effect => self.send_call(caller, Call::IndexShard(effect)),
+            effect => self.send_call(caller, Call::IndexShard(Box::new(effect))),
         }
     }
 
