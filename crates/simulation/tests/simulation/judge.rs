@@ -21,6 +21,7 @@ use crate::workload::{Record, contacts_of};
 
 mod end;
 mod rows;
+mod supervisors;
 
 /// A request that created an operation, or a cancel that wrote its placeholder.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +77,10 @@ pub struct Judge {
     /// Requests on the dead-letter topic: partition and offset.
     pub dead_letters: Vec<(Source, usize, usize)>,
     pub asked_by_operators: Vec<Recovery>,
+    /// The ids of all recoveries on the logs.
+    recoveries: BTreeSet<Uuid>,
+    /// The index entries that recoveries on the logs are about.
+    woken: BTreeSet<(Timestamp, OperationId)>,
     /// Operations whose stored row is of an earlier ownership and was never read.
     branched: BTreeSet<OperationId>,
     /// A digest of the course of events.

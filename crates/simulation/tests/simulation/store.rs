@@ -146,6 +146,13 @@ impl PartitionLogs {
         entries.take_while(move |entry| entry.due < bucket.end())
     }
 
+    /// The entries of the buckets before `before` that were written in time to be found.
+    pub fn certain_entries_before(&self, before: DueBucket) -> impl Iterator<Item = DueEntry> {
+        let entries = self.index.iter();
+        let before = entries.take_while(move |(entry, _)| DueBucket::of(entry.due) < before);
+        before.filter_map(|(entry, is_certain)| is_certain.then_some(*entry))
+    }
+
     /// Removes the entries that no sweep reads again.
     pub fn forget_entries(&mut self) {
         let Some(cursor) = self.cursor else {

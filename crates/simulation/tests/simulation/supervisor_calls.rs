@@ -158,6 +158,11 @@ impl Run {
 
     /// Stores the cursor, which never goes back.
     fn move_cursor(&mut self, index_shard: usize, cursor: DueBucket) {
+        if let Some(before) = self.store.logs[index_shard].cursor
+            && cursor > before
+        {
+            self.check_passed_entries(index_shard, before);
+        }
         let logs = &mut self.store.logs[index_shard];
         logs.cursor = logs.cursor.max(Some(cursor));
         logs.forget_entries();
@@ -230,6 +235,7 @@ impl Run {
             let (by, verb) = (&recovery.asked_by, &recovery.verb);
             format!("recovery: {by} asks {verb:?}, {}", recovery.reason)
         });
+        self.take_recovery(&recovery);
         let recovery = Rc::new(recovery);
         self.store.logs[partition].recoveries.push(recovery);
         self.wake_owners(partition, Source::Recoveries);
@@ -327,7 +333,9 @@ impl Run {
                 continue;
             }
             let next = usize::try_from(commit.next.0).unwrap();
-            logs.failed_next = logs.failed_next.max(next);
+            let before = logs.failed_next;
+            logs.failed_next = before.max(next);
+            self.check_passed_failures(commit.partition, before, before.max(next));
             self.check_checkpoint(commit.partition);
         }
     }
