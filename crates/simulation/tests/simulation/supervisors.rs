@@ -26,6 +26,8 @@ const LEASE: Duration = Duration::from_millis(1_500);
 const MARGIN: Duration = Duration::from_millis(100);
 /// How fast a boot clock may be, per million.
 const DRIFT_MAX: u64 = 10_000;
+/// How far a supervisor's wall clock may be ahead: it only comes too early.
+const AHEAD_MICROS: u64 = 5_000_000;
 /// How long after its due time an entry may become visible: as long as a scheduler's write may be
 /// late, and two clocks apart; or much less, so that sweeps pass entries before they are written.
 const GRACE_MILLIS: [u64; 3] = [6_000, 600, 0];
@@ -89,7 +91,10 @@ impl Supervisor {
 
     fn new(plan: &Plan, rng: &mut Rng, number: usize, incarnation: u32) -> Self {
         let offsets = 2 * SKEW_MICROS.unsigned_abs();
-        let offset = i64::try_from(rng.below(offsets)).unwrap() - SKEW_MICROS;
+        let mut offset = i64::try_from(rng.below(offsets)).unwrap() - SKEW_MICROS;
+        if rng.chance(25) {
+            offset += i64::try_from(rng.below(AHEAD_MICROS)).unwrap();
+        }
         let name: Arc<str> = format!("supervisor-{number}").into();
         let pace = Pace::new([2_000, 40, 4][rng.index(3)]);
         let settings = IndexShardSettings {
