@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::partition::command::{Batch, Command, Message, RowChange};
 use crate::partition::messages;
-use crate::partition::resident::{ResidentOperation, index_at};
+use crate::partition::resident::{ResidentOperation, index_from};
 use crate::partition::{Entry, PartitionEngine};
 use crate::priority::{Position, Priority};
 use crate::time::{Stamp, Timestamp};
@@ -159,7 +159,7 @@ impl PartitionEngine {
             self.add_commands(id, now, &mut commands);
         }
         for operation in open.reminders {
-            let due = index_at(now + self.config.unreadable_again, now);
+            let due = index_from(now).max(now + self.config.unreadable_again);
             commands.index.push(Command::Index { due, operation });
         }
         commands
@@ -195,7 +195,7 @@ impl PartitionEngine {
             && resident.state.handed_off
             && !is_final
         {
-            let at = index_at(due, now);
+            let at = resident.index_at(due, now);
             let leaves = resident.leaving.is_some();
             if leaves {
                 resident.state.next_due = Some(at);

@@ -280,6 +280,9 @@ impl Run {
             entry.due = now.max(cursor) + INDEX_LEAD;
             logs.add_entry(*entry);
             self.seen.count(Sight::EntriesWrittenAgain);
+            let DueEntry { due, operation } = *entry;
+            let line = || format!("index: an entry again, at {due:?}");
+            self.history.note(self.now, Some(operation), line);
         }
         !commit.entries.is_empty()
     }

@@ -163,6 +163,7 @@ impl Run {
         {
             self.check_passed_entries(index_shard, before);
         }
+        self.note_all(|| format!("the cursor of index shard {index_shard} moves to {cursor:?}"));
         let logs = &mut self.store.logs[index_shard];
         logs.cursor = logs.cursor.max(Some(cursor));
         logs.forget_entries();
@@ -233,7 +234,7 @@ impl Run {
         }
         self.note(recovery.operation, || {
             let (by, verb) = (&recovery.asked_by, &recovery.verb);
-            format!("recovery: {by} asks {verb:?}, {}", recovery.reason)
+            format!("recovery for {:?}: {by} asks {verb:?}, {}", recovery.due, recovery.reason)
         });
         self.take_recovery(&recovery);
         let recovery = Rc::new(recovery);
