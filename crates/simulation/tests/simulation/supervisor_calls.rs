@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use waybill_engine::{Offset, OperationId, PartitionId, Recovery, Source};
-use waybill_state::{CorruptRow, DueBucket, Lease, RowRead};
+use waybill_state::{CorruptRow, DUE_BUCKETS_AGAIN, DueBucket, Lease, RowRead};
 use waybill_supervisor_core::failed::{self, Content, Uncommitted};
 use waybill_supervisor_core::index_shard::{self, Effect};
 
@@ -158,11 +158,9 @@ impl Run {
 
     /// Stores the cursor, which never goes back.
     fn move_cursor(&mut self, index_shard: usize, cursor: DueBucket) {
-        if let Some(before) = self.store.logs[index_shard].cursor
-            && cursor > before
-        {
-            self.check_passed_entries(index_shard, before);
-        }
+        // No sweep reads what is before these any more.
+        let forgotten = DueBucket(cursor.0 - DUE_BUCKETS_AGAIN);
+        self.check_passed_entries(index_shard, forgotten);
         self.note_all(|| format!("the cursor of index shard {index_shard} moves to {cursor:?}"));
         let logs = &mut self.store.logs[index_shard];
         logs.cursor = logs.cursor.max(Some(cursor));

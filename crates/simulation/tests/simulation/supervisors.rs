@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{BootTime, OwnerId, PartitionId, Timestamp};
+use waybill_state::DueBucket;
 use waybill_supervisor_core::failed;
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice};
 use waybill_supervisor_core::{
@@ -55,6 +56,10 @@ struct Calling<M> {
     call: u64,
     /// How many acknowledgements its call still needs.
     awaited: usize,
+    /// Where it moves the cursor to.
+    moves_to: Option<DueBucket>,
+    /// Where the cursor is, as it knows.
+    moved_to: Option<DueBucket>,
 }
 
 /// Which state machine waits, and for which of its calls.
@@ -79,6 +84,8 @@ impl<M> Calling<M> {
             machine,
             call: 0,
             awaited: 0,
+            moves_to: None,
+            moved_to: None,
         }
     }
 }
@@ -243,6 +250,9 @@ impl Run {
     fn feed_index_shard(&mut self, index: usize, index_shard: usize, event: Event) {
         let now = self.supervisors[index].now(self.now);
         let calling = &mut self.supervisors[index].index_shards[index_shard];
+        if event == Event::CursorMoved {
+            calling.moved_to = calling.moves_to;
+        }
         let output = calling.machine.handle(event, now);
         let output = output.expect("it is the result of the effect");
         calling.call += 1;
@@ -257,9 +267,11 @@ impl Run {
                 Notice::TakingOver(_) => self.seen.count(Sight::SupervisorTakeOvers),
                 Notice::Lost => self.seen.count(Sight::SupervisorLeasesLost),
                 Notice::Failed | Notice::PassFailed => self.seen.count(Sight::FailedPasses),
+                Notice::Ended => {
+                    self.supervisors[index].index_shards[index_shard].moved_to = None;
+                }
                 Notice::Skipping(_) => unreachable!("no sweep of a run is a week behind"),
                 Notice::Began
-                | Notice::Ended
                 | Notice::Swept
                 | Notice::Behind(_)
                 | Notice::Overdue(_)
@@ -282,6 +294,16 @@ impl Run {
                 self.answer_after(0, caller, Answer::IndexShard(Event::Rerouted(from)));
             }
             Effect::Publish(recoveries) => self.publish(caller, recoveries),
+            Effect::MoveCursor(cursor) => {
+                let calling = &mut self.supervisors[index].index_shards[index_shard];
+                calling.moves_to = Some(cursor);
+                // It has read what it had passed for the last time.
+                if let Some(passed) = calling.moved_to {
+                    self.check_passed_entries(index_shard, passed);
+                }
+                let effect = Box::new(Effect::MoveCursor(cursor));
+                self.send_call(caller, Call::IndexShard(effect));
+            }
             Effect::End => unreachable!("supervisors are not asked to stop"),
             effect => self.send_call(caller, Call::IndexShard(Box::new(effect))),
         }
