@@ -74,7 +74,7 @@ pub(super) struct ResidentOperation {
     /// The instant of its entry in the deadline index, if that did not come up yet.
     pub(super) indexed: Option<Timestamp>,
     /// The latest instant of an entry that came up.
-    came_up: Option<Timestamp>,
+    pub(super) came_up: Option<Timestamp>,
     /// The instant of its valid entry in the timers.
     pub(super) armed: Option<Timestamp>,
     /// An attempt is overdue, but its reply may still be unread.
@@ -373,14 +373,6 @@ impl ResidentOperation {
         self.changed(cx);
     }
 
-    /// The instant of the index entry if the operation is due at `due`. It is later than that of any
-    /// entry that came up: the clock of a supervisor may be ahead, and a sweep passes over an entry
-    /// that it has dealt with.
-    pub(super) fn index_at(&self, due: Timestamp, now: Timestamp) -> Timestamp {
-        let after = self.came_up.map(|came_up| came_up + INDEX_LEAD);
-        due.max(index_from(now)).max(after.unwrap_or(due))
-    }
-
     /// Parks the operation because the engine itself failed on it, unless it has ended already.
     pub(super) fn park(&mut self, message: String, cx: &mut OperationCx<'_>) {
         cx.stats.internal_errors += 1;
@@ -504,10 +496,12 @@ fn weight(created: &Created, state: &OperationState) -> usize {
         + steps.chain(history).sum::<usize>()
 }
 
-/// How far ahead an index entry is at least, so that its bucket is not swept before it is durable.
-const INDEX_LEAD: Duration = Duration::from_secs(1);
-
-/// The earliest instant of an index entry that is written now.
-pub(super) fn index_from(now: Timestamp) -> Timestamp {
-    now + INDEX_LEAD
+/// The instant of the index entry for an operation that is due at `due`: never so near that its
+/// bucket may have been swept before the entry is durable. It is also later than any entry that came
+/// up: the clock of a supervisor may be ahead, and a sweep passes over an entry that it has dealt
+/// with.
+pub(super) fn index_at(due: Timestamp, now: Timestamp, came_up: Option<Timestamp>) -> Timestamp {
+    const INDEX_LEAD: Duration = Duration::from_secs(1);
+    let after = came_up.map_or(now, |came_up| came_up.max(now));
+    due.max(after + INDEX_LEAD)
 }

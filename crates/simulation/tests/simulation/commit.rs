@@ -7,7 +7,7 @@ use waybill_engine::{
     Action, Attempt, Batch, BatchNumber, Command, Event, Message, OperationId, Outcome, Priority,
     ProcessState, StepReply, Timestamp,
 };
-use waybill_state::{DueBucket, DueEntry};
+use waybill_state::DueEntry;
 
 use crate::bugs::Bug;
 use crate::history::Rule;
@@ -21,8 +21,6 @@ use crate::workload::Record;
 /// How long after the start of a commit its writes may still reach the store, even if the owner has
 /// died. It exceeds a lease, so writes of dead owners arrive among those of their successors.
 pub const WRITE_LATE_MICROS: u64 = 4_000_000;
-/// How far ahead an entry of the deadline index that is too late is written again.
-const INDEX_LEAD: Duration = Duration::from_secs(1);
 
 /// An attempt that a row intends to request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -273,11 +271,11 @@ impl Run {
             return false;
         };
         let logs = &mut self.store.logs[owner.partition];
-        commit.entries.retain(|entry| logs.is_behind(entry));
         let now = owner.clock.read(self.now);
-        for entry in &mut commit.entries {
-            let cursor = logs.cursor.map_or(now, DueBucket::start);
-            entry.due = now.max(cursor) + INDEX_LEAD;
+        let cursor = logs.cursor;
+        let again = |entry: DueEntry| entry.ahead_of(cursor?, now);
+        commit.entries = commit.entries.drain(..).filter_map(again).collect();
+        for entry in &commit.entries {
             logs.add_entry(*entry);
             self.seen.count(Sight::EntriesWrittenAgain);
             let DueEntry { due, operation } = *entry;

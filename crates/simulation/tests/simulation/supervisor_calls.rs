@@ -232,7 +232,10 @@ impl Run {
         }
         self.note(recovery.operation, || {
             let (by, verb) = (&recovery.asked_by, &recovery.verb);
-            format!("recovery for {:?}: {by} asks {verb:?}, {}", recovery.due, recovery.reason)
+            format!(
+                "recovery for {:?}: {by} asks {verb:?}, {}",
+                recovery.due, recovery.reason
+            )
         });
         self.take_recovery(&recovery);
         let recovery = Rc::new(recovery);
