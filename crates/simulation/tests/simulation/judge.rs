@@ -272,6 +272,7 @@ impl Run {
         let record = std::rc::Rc::new(failed.clone());
         self.judge.failed.insert(failed.event_id, failed);
         self.store.logs[partition].failed.push(record);
+        self.failure_appended(partition);
     }
 
     pub fn take_alert(&mut self, alert: OperatorAlert) {

@@ -13,7 +13,7 @@ use crate::run::Run;
 use crate::scheduler::offset;
 use crate::seen::Sight;
 use crate::store::Spoilt;
-use crate::supervisors::{Caller, Machine};
+use crate::supervisors::{Caller, Machine, Supervisor};
 
 /// The percentage of calls that fail, before or after they are applied.
 const FAULTS: u64 = 2;
@@ -24,8 +24,10 @@ const POLLED_MAX: usize = 4;
 #[derive(Debug)]
 pub enum Call {
     IndexShard(Box<Effect>),
-    /// Polls the consumer group of failed-operations.
+    /// Polls the consumer group of failed-operations, which waits for a record.
     Poll,
+    /// A poll has waited for long enough.
+    PollEnds,
     /// Commits offsets of failed-operations.
     Commit(Vec<Commit>),
 }
@@ -52,6 +54,24 @@ pub struct Assignment {
     number: u64,
     supervisor: usize,
     incarnation: u32,
+}
+
+impl Assignment {
+    /// Whether it is one of the caller's process.
+    fn belongs_to(&self, caller: &Caller) -> bool {
+        let of = (self.supervisor, self.incarnation);
+        self.number > 0 && of == (caller.supervisor, caller.incarnation)
+    }
+}
+
+impl Supervisor {
+    /// The position of the next record of a partition of failed-operations to read.
+    fn next_failure(&self, partition: usize, committed: usize) -> usize {
+        let taken = self.intake.iter();
+        let taken = taken.filter(|taken| taken.partition == partition);
+        let last = taken.map(|taken| taken.position + 1).max();
+        last.unwrap_or(committed)
+    }
 }
 
 /// A record that a member has read and not committed.
@@ -82,8 +102,11 @@ impl Run {
                     false => event,
                 })
             }
-            Call::Poll if is_alive => Answer::Failed(self.poll_failed(&caller)),
-            Call::Poll => return,
+            Call::Poll | Call::PollEnds if !is_alive => return,
+            Call::Poll if !self.has_new_failures(&caller) => {
+                return self.send_call(caller, Call::PollEnds);
+            }
+            Call::Poll | Call::PollEnds => Answer::Failed(self.poll_failed(&caller)),
             Call::Commit(commits) => {
                 if is_applied {
                     self.commit_failed(commits);
@@ -277,30 +300,48 @@ impl Run {
         }
     }
 
+    /// Whether a partition that belongs to a member has a record that it has not read.
+    fn has_new_failures(&self, caller: &Caller) -> bool {
+        let supervisor = &self.supervisors[caller.supervisor];
+        let mut logs = self.store.logs.iter().enumerate();
+        logs.any(|(partition, logs)| {
+            let is_mine = logs.failed_reader.belongs_to(caller);
+            is_mine && supervisor.next_failure(partition, logs.failed_next) < logs.failed.len()
+        })
+    }
+
+    /// A record was appended to a partition of failed-operations: a waiting poll gets it.
+    pub fn failure_appended(&mut self, partition: usize) {
+        let reader = self.store.logs[partition].failed_reader;
+        let supervisor = &self.supervisors[reader.supervisor];
+        let caller = supervisor.failed_caller(reader.supervisor);
+        if reader.belongs_to(&caller) && supervisor.is_polling {
+            self.send_call(caller, Call::Poll);
+        }
+    }
+
     /// Gives a member the records that it has read, of partitions that still belong to it, and some
     /// more.
     fn poll_failed(&mut self, caller: &Caller) -> failed::Event {
         let supervisor = &mut self.supervisors[caller.supervisor];
         let logs = &self.store.logs;
-        let intake = &mut supervisor.intake;
-        intake.retain(|taken| logs[taken.partition].failed_reader == taken.assignment);
+        let stays = |taken: &Taken| logs[taken.partition].failed_reader == taken.assignment;
+        supervisor.intake.retain(stays);
         for (partition, logs) in logs.iter().enumerate() {
             let assignment = logs.failed_reader;
-            let of = (assignment.supervisor, assignment.incarnation);
-            if of != (caller.supervisor, caller.incarnation) || assignment.number == 0 {
+            if !assignment.belongs_to(caller) {
                 continue;
             }
-            let taken = intake.iter().filter(|taken| taken.partition == partition);
-            let last = taken.map(|taken| taken.position + 1).max();
-            let next = last.unwrap_or(logs.failed_next);
+            let next = supervisor.next_failure(partition, logs.failed_next);
             let positions = next..logs.failed.len().min(next + POLLED_MAX);
-            intake.extend(positions.map(|position| Taken {
+            let taken = positions.map(|position| Taken {
                 partition,
                 assignment,
                 position,
-            }));
+            });
+            supervisor.intake.extend(taken);
         }
-        let uncommitted = intake.iter().map(|taken| Uncommitted {
+        let uncommitted = supervisor.intake.iter().map(|taken| Uncommitted {
             partition: PartitionId(u32::try_from(taken.partition).unwrap()),
             next: offset(taken.position + 1),
             content: Content::Failed(Box::new(
@@ -344,8 +385,8 @@ impl Run {
 
     pub fn send_call(&mut self, caller: Caller, call: Call) {
         let after = match call {
-            Call::Poll => self.rng.between(100_000, 500_000),
-            Call::IndexShard(_) | Call::Commit(_) => self.travel() / 4,
+            Call::PollEnds => self.rng.between(300_000, 900_000),
+            Call::Poll | Call::IndexShard(_) | Call::Commit(_) => self.travel() / 4,
         };
         self.later(after, What::SupervisorCall { caller, call });
     }

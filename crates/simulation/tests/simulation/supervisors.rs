@@ -45,6 +45,8 @@ pub struct Supervisor {
     /// One for each partition.
     index_shards: Vec<Calling<IndexShard>>,
     failed: Calling<FailedOperations>,
+    /// Whether that polls, and so may get records.
+    pub is_polling: bool,
     /// The records of failed-operations that it has read and not committed.
     pub intake: Vec<Taken>,
 }
@@ -138,8 +140,19 @@ impl Supervisor {
             drift: rng.below(DRIFT_MAX),
             index_shards: (0..plan.partitions).map(index_shard).collect(),
             failed: Calling::new(failed),
+            is_polling: false,
             intake: Vec::new(),
             pace,
+        }
+    }
+
+    /// The present call of the consumer of failed-operations.
+    pub fn failed_caller(&self, index: usize) -> Caller {
+        Caller {
+            supervisor: index,
+            incarnation: self.incarnation,
+            machine: Machine::Failed,
+            call: self.failed.call,
         }
     }
 
@@ -316,18 +329,14 @@ impl Run {
         let output = calling.machine.handle(event, now);
         let output = output.expect("it is the result of the effect");
         calling.call += 1;
-        let caller = Caller {
-            supervisor: index,
-            incarnation: self.supervisors[index].incarnation,
-            machine: Machine::Failed,
-            call: self.supervisors[index].failed.call,
-        };
+        let caller = self.supervisors[index].failed_caller(index);
         for notice in output.notices {
             match notice {
                 Notice::Decided { .. } => self.seen.count(Sight::FailedRecordsSeen),
                 Notice::PublishFailed => self.seen.count(Sight::FailedPasses),
             }
         }
+        self.supervisors[index].is_polling = matches!(output.effect, Effect::Poll { .. });
         match output.effect {
             Effect::Poll { .. } => self.send_call(caller, Call::Poll),
             Effect::Commit(next) => self.send_commit(caller, next),
