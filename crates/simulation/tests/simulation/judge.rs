@@ -361,20 +361,21 @@ impl Run {
         let mut recoveries = logs.recoveries[checkpoint.on(Source::Recoveries)..].iter();
         let is_hinted_at =
             logs.will_find(id) || recoveries.any(|recovery| recovery.operation == id);
-        if !row.state.state.is_final() {
-            return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
-        }
-        // An event that loads the row also announces its end, if that has not happened.
+        // Any record that is still to be read loads the row: then the operation goes on, and its end is
+        // announced if that has not happened.
         let mut replies = logs.replies[checkpoint.on(Source::Replies)..]
             .iter()
             .flatten();
         let requests =
             |priority: Priority| logs.requests[priority][checkpoint.on(priority.source())..].iter();
         let mut requests = Priority::ALL.into_iter().flat_map(requests);
-        self.judge.is_announced(row)
-            || is_hinted_at
+        let will_be_loaded = is_hinted_at
             || replies.any(|reply| reply.operation == id)
-            || requests.any(|record| record.operation() == Some(id))
+            || requests.any(|record| record.operation() == Some(id));
+        match row.state.state.is_final() {
+            true => will_be_loaded || self.judge.is_announced(row),
+            false => will_be_loaded && (row.state.handed_off || self.judge.was_unreadable(id)),
+        }
     }
 
     /// Records without an operation are on a dead-letter topic or were rerouted; a cancel is noted.
