@@ -1,4 +1,4 @@
-//! The time that the loop passes to the engines, and the detection of pauses of the loop.
+//! The time that the loop decides by, and the detection of pauses of the loop.
 
 use std::time::Duration;
 
@@ -8,13 +8,34 @@ use waybill_engine::Timestamp;
 /// A turn that takes this much longer than allowed means that the process was paused.
 const STANDSTILL: Duration = Duration::from_secs(2);
 
-/// The time as the loop last read it, so that all decisions of a turn use the same time. It may go
-/// back; the engine then re-evaluates everything that waits.
-#[derive(Debug)]
+/// The time at which the loop takes an input or does its work. The loop reads no clock itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Now {
+    /// The current time. It may go back; the engine then re-evaluates everything that waits.
+    pub wall: Timestamp,
+    /// For durations and leases. It never goes back.
+    pub boot: BootTime,
+}
+
+/// The clocks of this process.
+#[derive(Debug, Default)]
 pub(super) struct Clock {
-    now: Timestamp,
-    turned: BootTime,
     suspensions: Suspensions,
+}
+
+impl Clock {
+    /// Reads the current time.
+    pub(super) fn read(&self) -> Now {
+        Now {
+            wall: wall_clock(),
+            boot: BootTime::now(),
+        }
+    }
+
+    /// How long the machine was suspended since the last call, if it was.
+    pub(super) fn suspended(&mut self) -> Option<Duration> {
+        self.suspensions.check()
+    }
 }
 
 /// Why the loop did not run for a while.
@@ -26,37 +47,21 @@ pub(super) enum Standstill {
     Paused(Duration),
 }
 
-impl Default for Clock {
-    fn default() -> Self {
-        Self {
-            now: wall_clock(),
-            turned: BootTime::now(),
-            suspensions: Suspensions::default(),
-        }
-    }
+/// Detects that the loop did not run for a while.
+#[derive(Debug)]
+pub(super) struct Standstills {
+    turned: BootTime,
 }
 
-impl Clock {
-    /// Reads the current time.
-    pub(super) fn read(&mut self) -> Timestamp {
-        self.now = wall_clock();
-        self.now
+impl Standstills {
+    /// Begins with a turn.
+    pub(super) fn new(now: BootTime) -> Self {
+        Self { turned: now }
     }
 
-    /// The last reading.
-    pub(super) fn last(&self) -> Timestamp {
-        self.now
-    }
-
-    /// Marks the start of a turn, which was due within `patience` of the previous one. Returns the
-    /// pause in between, if there was one.
-    pub(super) fn standstill(&mut self, patience: Duration) -> Option<Standstill> {
-        let now = BootTime::now();
-        let suspended = self.suspensions.check();
-        self.classify(now, suspended, patience)
-    }
-
-    fn classify(
+    /// Marks the start of a turn, which was due within `patience` of the previous one. `suspended`
+    /// is how long the machine was suspended in between. Returns the pause, if there was one.
+    pub(super) fn turn(
         &mut self,
         now: BootTime,
         suspended: Option<Duration>,
@@ -77,14 +82,15 @@ mod tests {
 
     #[test]
     fn a_suspension_is_distinguished_from_a_pause() {
-        let mut clock = Clock::default();
         let (second, patience) = (Duration::from_secs(1), Duration::from_millis(50));
-        let began = clock.turned;
-        assert_eq!(clock.classify(began + second, None, patience), None);
-        let paused = Some(Standstill::Paused(3 * second));
-        assert_eq!(clock.classify(began + 4 * second, None, patience), paused);
-        let suspended = clock.classify(began + 5 * second, Some(second), patience);
-        assert_eq!(suspended, Some(Standstill::Suspended(second)));
-        assert_eq!(clock.classify(began + 6 * second, None, patience), None);
+        let began = BootTime::from_micros(60_000_000);
+        let mut standstills = Standstills::new(began);
+        let mut turn =
+            |seconds, suspended| standstills.turn(began + seconds * second, suspended, patience);
+        assert_eq!(turn(1, None), None);
+        assert_eq!(turn(4, None), Some(Standstill::Paused(3 * second)));
+        let suspended = Some(Standstill::Suspended(second));
+        assert_eq!(turn(5, Some(second)), suspended);
+        assert_eq!(turn(6, None), None);
     }
 }

@@ -11,10 +11,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
+use waybill_clock::BootTime;
 use waybill_engine::{
     BatchNumber, Command, Event, Message, PartitionId, ShardId, StepReply, Timestamp,
 };
@@ -22,6 +23,7 @@ use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, Write
 use waybill_telemetry::chain;
 use waybill_telemetry::trace::OpenSpan;
 
+use super::clock::Now;
 use super::dispatcher::{Dispatcher, Settled};
 use super::index;
 use super::input::{Asker, CommitNumber, Generation, Input, Inputs};
@@ -69,7 +71,7 @@ struct PartOf {
 struct UnderWay {
     number: CommitNumber,
     /// When its rows were first written.
-    began: Instant,
+    began: BootTime,
     parts: Vec<PartOf>,
     /// The spans of the rows. They end with the commit.
     spans: Vec<OpenSpan>,
@@ -134,8 +136,8 @@ impl Commits {
     }
 
     /// Starts the next commit, if none is in flight and there is something to commit.
-    pub(super) fn resume(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Timestamp) {
-        let began = Instant::now();
+    pub(super) fn resume(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Now) {
+        let began = now.boot;
         if self.under_way.is_some() || self.linger.holds_back(began) {
             return;
         }
@@ -157,7 +159,7 @@ impl Commits {
             if owned.releasing_since.is_some() || is_behind {
                 continue;
             }
-            let Some(batch) = owned.engine.take_batch(now) else {
+            let Some(batch) = owned.engine.take_batch(now.wall) else {
                 continue;
             };
             let mut messages = Vec::new();
@@ -207,11 +209,11 @@ impl Commits {
         }
         self.linger.began(began, write.rows.len());
         if write == WriteBatch::default() {
-            self.dispatch(under_way.parts, slots);
+            self.dispatch(under_way.parts, slots, now.boot);
             return;
         }
         self.metrics.rows.record(write.rows.len() as f64);
-        self.write(under_way.number, write, now, Duration::ZERO);
+        self.write(under_way.number, write, now.wall, Duration::ZERO);
         self.under_way = Some(under_way);
     }
 
@@ -229,8 +231,8 @@ impl Commits {
     }
 
     /// Maximum sleep of the loop on behalf of commits; `None` if an event will wake it.
-    pub(super) fn patience(&self) -> Option<Duration> {
-        match self.linger.rest(Instant::now()) {
+    pub(super) fn patience(&self, now: BootTime) -> Option<Duration> {
+        match self.linger.rest(now) {
             Some(rest) => Some(rest),
             None if self.unsettled.is_empty() => None,
             None => Some(SETTLE_MAX),
@@ -251,7 +253,7 @@ impl Commits {
         number: CommitNumber,
         result: Result<Written, TaskError>,
         slots: &mut BTreeMap<ShardId, Slot>,
-        now: Timestamp,
+        now: Now,
     ) -> anyhow::Result<Vec<(ShardId, Generation)>> {
         let result = match result {
             Err(TaskError::Store(error)) if !may_come_back(&*self.store, &error) => {
@@ -270,8 +272,8 @@ impl Commits {
                 }
                 self.metrics
                     .duration
-                    .record(under_way.began.elapsed().as_secs_f64());
-                self.dispatch(under_way.parts, slots);
+                    .record(now.boot.since(under_way.began).as_secs_f64());
+                self.dispatch(under_way.parts, slots, now.boot);
                 return Ok(Vec::new());
             }
             Err(error) => error,
@@ -296,12 +298,12 @@ impl Commits {
             } = part.part;
             let slot = slots.get_mut(&shard);
             let owned = slot.and_then(|slot| slot.owned(generation));
-            if !owned.is_some_and(|owned| owned.lease.is_valid() && !owned.release_sent) {
+            if !owned.is_some_and(|owned| owned.may_send(now.boot)) {
                 self.metrics.fenced.increment(1);
                 continue;
             }
             let number = self.last_number.next();
-            self.write(number, part.write.clone(), now, AGAIN_AFTER);
+            self.write(number, part.write.clone(), now.wall, AGAIN_AFTER);
             self.again.push(UnderWay {
                 number,
                 began,
@@ -323,9 +325,9 @@ impl Commits {
 
     /// Abandons commits that have had no answer for too long. Returns the shards that must restart,
     /// each with the assignment under which its rows were written.
-    pub(super) fn give_up_stuck(&mut self) -> Vec<(ShardId, Generation)> {
+    pub(super) fn give_up_stuck(&mut self, now: BootTime) -> Vec<(ShardId, Generation)> {
         let stuck_after = self.stuck_after;
-        let is_stuck = |commit: &mut UnderWay| commit.began.elapsed() >= stuck_after;
+        let is_stuck = |commit: &mut UnderWay| now.since(commit.began) >= stuck_after;
         let stuck = self.again.extract_if(.., is_stuck);
         let stuck: Vec<UnderWay> = self
             .under_way
@@ -335,7 +337,7 @@ impl Commits {
             .collect();
         for commit in &stuck {
             STUCK.of([Task::Commit.name()]).increment(1);
-            let age = commit.began.elapsed();
+            let age = now.since(commit.began);
             let shards = commit.parts.len();
             tracing::error!(
                 ?age,
@@ -349,17 +351,19 @@ impl Commits {
     /// Sends the messages of the shards that are still owned. A shard that lost or released its
     /// lease while the rows were being written sends nothing: its successor might not have read
     /// these rows.
-    fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>) {
+    fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>, now: BootTime) {
         for PartOf { part, messages, .. } in parts {
             let Some(slot) = slots.get_mut(&part.shard) else {
                 continue;
             };
             match slot.owned(part.generation) {
-                Some(owned) if owned.lease.is_valid() && !owned.release_sent => {
+                Some(owned) if owned.may_send(now) => {
                     let number = self.next_number;
                     self.next_number += 1;
                     self.unsettled.insert(number, part);
-                    self.dispatcher.send(number, part.asker(), messages);
+                    let valid_until = owned.lease.valid_until;
+                    self.dispatcher
+                        .send(number, part.asker(), messages, valid_until);
                 }
                 _ => self.metrics.fenced.increment(1),
             }
@@ -372,7 +376,7 @@ impl Commits {
     pub(super) fn settle(
         &mut self,
         slots: &mut BTreeMap<ShardId, Slot>,
-        now: Timestamp,
+        now: Now,
     ) -> Vec<(ShardId, Generation, String)> {
         let mut failed = Vec::new();
         for Settled { number, result } in self.dispatcher.settled() {
@@ -386,7 +390,7 @@ impl Commits {
             let slot = slots.get_mut(&part.shard);
             if let Some(owned) = slot.and_then(|slot| slot.owned(part.generation)) {
                 let batch = part.batch;
-                owned.engine.apply(Event::Settled { batch }, now);
+                owned.engine.apply(Event::Settled { batch }, now.wall);
             }
         }
         failed

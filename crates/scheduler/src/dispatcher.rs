@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use waybill_agent::{DirectAgents, not_attempted};
+use waybill_clock::BootTime;
 use waybill_engine::{
     AlertKind, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
     OperationStatus, OperatorAlert, PartitionId, STEP_REQUEST_REFUSED, ShardId, Source, StatusKind,
@@ -130,10 +131,23 @@ impl Dispatcher {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a shard; [`Dispatcher::settled`] returns `number` once all records are
-    /// acknowledged. Requests to agents of this process need no acknowledgement: they are lost
-    /// together with the engine, and the next owner sends them again.
-    pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
+    /// Sends the messages of a shard, unless its lease, which is valid until `valid_until`, has ended
+    /// meanwhile: sending those of the shard before it may have taken a while. [`Dispatcher::settled`]
+    /// returns `number` once all records are acknowledged. Requests to agents of this process need no
+    /// acknowledgement: they are lost together with the engine, and the next owner sends them again.
+    pub(super) fn send(
+        &mut self,
+        number: u64,
+        from: Asker,
+        mut messages: Vec<Message>,
+        valid_until: BootTime,
+    ) {
+        if BootTime::now() >= valid_until {
+            let result = Err("the lease ended before it was sent".to_owned());
+            // The receiver is a field of this type.
+            let _ = self.settled.0.send(Settled { number, result });
+            return;
+        }
         let spans = spans::of_messages(&mut messages, |request| self.topic_for(request));
         if let Some(direct) = &self.direct {
             direct.ask(asked_directly(direct, from, &mut messages));

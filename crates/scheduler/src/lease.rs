@@ -10,6 +10,7 @@ use waybill_clock::BootTime;
 use waybill_engine::{ByPriority, Offset, Priority, Stamp, Timestamp};
 use waybill_store::{Checkpoint, Lease, StoreError};
 
+use super::clock::Now;
 use super::task::Panicked;
 
 /// How long leases last.
@@ -74,7 +75,7 @@ impl HeldLease {
     pub(super) fn renewal(
         &self,
         terms: LeaseTerms,
-        now: Timestamp,
+        now: Now,
         last_stamp: Stamp,
         checkpoint: Checkpoint,
         consumed: ByPriority<Offset>,
@@ -87,13 +88,13 @@ impl HeldLease {
         for priority in Priority::ALL {
             row.consumed[priority] = row.consumed[priority].max(consumed[priority]);
         }
-        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now, terms.duration);
+        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now.wall, terms.duration);
         if release {
             row.owner = None;
         }
         Renewal {
             row,
-            valid_until: BootTime::now() + terms.duration.saturating_sub(terms.margin),
+            valid_until: now.boot + terms.duration.saturating_sub(terms.margin),
         }
     }
 
@@ -104,11 +105,7 @@ impl HeldLease {
     }
 
     /// Whether this owner may still act.
-    pub(super) fn is_valid(&self) -> bool {
-        self.is_valid_at(BootTime::now())
-    }
-
-    fn is_valid_at(&self, now: BootTime) -> bool {
+    pub(super) fn is_valid(&self, now: BootTime) -> bool {
         now < self.valid_until
     }
 }
@@ -132,6 +129,7 @@ mod tests {
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(10);
+    const STARTED: BootTime = BootTime::from_micros(60_000_000);
 
     fn held(valid_until: BootTime) -> HeldLease {
         let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(0));
@@ -147,6 +145,10 @@ mod tests {
             duration: LEASE,
             margin: Duration::from_secs(1),
         };
+        let now = Now {
+            wall: now,
+            boot: STARTED,
+        };
         lease.renewal(
             terms,
             now,
@@ -159,18 +161,17 @@ mod tests {
 
     #[test]
     fn an_owner_suspended_past_its_lease_stops() {
-        let renewed_at = BootTime::from_micros(60_000_000);
-        let lease = held(renewed_at + Duration::from_secs(9));
-        assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
+        let lease = held(STARTED + Duration::from_secs(9));
+        assert!(lease.is_valid(STARTED + Duration::from_secs(8)));
         // The machine was suspended for an hour right after the renewal, and its monotonic clock
         // was stopped.
-        assert!(!lease.is_valid_at(renewed_at + Duration::from_secs(3_600)));
+        assert!(!lease.is_valid(STARTED + Duration::from_secs(3_600)));
     }
 
     #[test]
     fn stamps_remain_available_after_the_clock_was_set_back() {
         let (day, now) = (Duration::from_secs(86_400), Timestamp(1_000_000_000_000));
-        let mut lease = held(BootTime::now());
+        let mut lease = held(STARTED);
         let mut last = Stamp((now + day).as_micros());
         lease.row.stamp_limit = Stamp(last.0 + 1);
         for _ in 0..3 {

@@ -42,7 +42,7 @@ mod view;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
@@ -57,7 +57,7 @@ use waybill_messages::Topics;
 use waybill_store::{Layout, ReplyKey, Store};
 use waybill_telemetry::health::{Liveness, Readiness};
 
-use self::clock::Clock;
+use self::clock::{Clock, Standstills};
 use self::commit::Commits;
 
 pub use self::config::{IdentityError, PartitionChoice, SchedulerConfig};
@@ -75,6 +75,7 @@ use self::lease::LeaseTerms;
 use self::nonces::Nonces;
 use self::partition::Slot;
 use self::scheduler_loop::SchedulerLoop;
+use self::scheduler_loop::repartition::LayoutReads;
 use self::unreadable::UnreadableRows;
 use self::view::Views;
 
@@ -252,6 +253,8 @@ impl Scheduler {
                 "this process has no shard in the layout; waiting for another layout"
             );
         }
+        let clock = Clock::default();
+        let now = clock.read();
         let scheduler_loop = SchedulerLoop {
             engine_config: Arc::new(engine_config),
             workflows,
@@ -272,10 +275,10 @@ impl Scheduler {
             unloadable: UnreadableRows::loaded(),
             slots,
             layout,
-            layout_asked: (Instant::now(), false),
-            layout_unread: false,
+            layout_reads: LayoutReads::new(now.boot),
             assigned: input::Generation::default(),
-            clock: Clock::default(),
+            clock,
+            standstills: Standstills::new(now.boot),
             first_admitted: ShardId(0),
             stopping: None,
             failure: None,

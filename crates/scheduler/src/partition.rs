@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use waybill_clock::BootTime;
@@ -37,7 +37,7 @@ pub(super) struct Slot {
     /// Its latest assignment.
     pub generation: Generation,
     /// It is not acquired again before this.
-    pub rest_until: Option<Instant>,
+    pub rest_until: Option<BootTime>,
     /// Callers that wait for it to run or to stop.
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
     /// Logs that do not match the checkpoint, if the shard is to continue anyway.
@@ -78,7 +78,7 @@ pub(super) struct Owned {
     /// written.
     pub stored: Checkpoint,
     /// Since when a read of rows has been in flight, if one is.
-    pub loading_since: Option<Instant>,
+    pub loading_since: Option<BootTime>,
     /// Whether a renewal is in flight.
     pub renewing: bool,
     /// Whether the lease row is known to be as last written: not after a renewal without an answer.
@@ -87,13 +87,13 @@ pub(super) struct Owned {
     pub release_sent: bool,
     pub renewal_sent_at: BootTime,
     /// Since when the shard has been stopping: it takes no new batch from then on.
-    pub releasing_since: Option<Instant>,
+    pub releasing_since: Option<BootTime>,
     /// Whether the end of the inbox is being read. No time-out may be applied before that.
     pub inbox_end_awaited: bool,
     /// Its topics that are blocked at damaged records, each with a description.
     pub blocked: Vec<(Source, String)>,
     /// Agents with a step request that was refused because of its topic: when last, and why.
-    pub unsent: BTreeMap<Arc<str>, (Instant, String)>,
+    pub unsent: BTreeMap<Arc<str>, (BootTime, String)>,
 }
 
 impl Slot {
@@ -137,10 +137,10 @@ impl Slot {
         end.is_some_and(|end| owned.engine.checkpoint().at.reach(&end))
     }
 
-    /// Drops the ownership, and pauses before the lease is acquired again.
-    pub(super) fn rest(&mut self, duration: Duration) {
+    /// Drops the ownership. The lease is not acquired again before `until`.
+    pub(super) fn rest(&mut self, until: BootTime) {
         self.state = SlotState::Idle;
-        self.rest_until = Some(Instant::now() + duration);
+        self.rest_until = Some(until);
     }
 
     /// The lease was released.
@@ -216,8 +216,8 @@ impl Owned {
         lease: HeldLease,
         filter: ShardFilter,
         stored: Checkpoint,
+        owned_at: BootTime,
     ) -> Self {
-        let owned_at = BootTime::now();
         Self {
             stored,
             engine,
@@ -237,26 +237,31 @@ impl Owned {
 
     /// Notes that a step request for an agent was refused. Returns whether it is the first, or
     /// the first for [`UNSENT_SHOWN_FOR`].
-    pub(super) fn note_unsent(&mut self, agent: Arc<str>, why: String) -> bool {
-        let before = self.unsent.insert(agent, (Instant::now(), why));
-        before.is_none_or(|(at, _)| at.elapsed() >= UNSENT_SHOWN_FOR)
+    pub(super) fn note_unsent(&mut self, agent: Arc<str>, why: String, now: BootTime) -> bool {
+        let before = self.unsent.insert(agent, (now, why));
+        before.is_none_or(|(at, _)| now.since(at) >= UNSENT_SHOWN_FOR)
     }
 
     /// Why it, or some of its operations, are blocked; `None` if they are not.
-    pub(super) fn why_blocked(&self) -> Option<String> {
+    pub(super) fn why_blocked(&self, now: BootTime) -> Option<String> {
         let refused = self.unsent.iter();
-        let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
+        let refused = refused.filter(|(_, (at, _))| now.since(*at) < UNSENT_SHOWN_FOR);
         let refused = refused.map(|(agent, (at, why))| {
             format!(
                 "a step request for agent {agent} was refused {} s ago: {why} (shown until {} s \
                  after the last refusal)",
-                at.elapsed().as_secs() / SHOWN_EVERY_S * SHOWN_EVERY_S,
+                now.since(*at).as_secs() / SHOWN_EVERY_S * SHOWN_EVERY_S,
                 UNSENT_SHOWN_FOR.as_secs()
             )
         });
         let blocked = self.blocked.iter().map(|(_, why)| why.clone());
         let all: Vec<String> = blocked.chain(refused).collect();
         (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// Whether messages may be sent: the lease is valid, and was not released.
+    pub(super) fn may_send(&self, now: BootTime) -> bool {
+        self.lease.is_valid(now) && !self.release_sent
     }
 
     /// The partition that the shard reads.
@@ -271,9 +276,10 @@ impl Owned {
         checkpoint: Checkpoint,
         consumed: ByPriority<Offset>,
         settings: &SchedulerSettings,
+        now: BootTime,
     ) -> bool {
         let row = &self.lease.row;
-        let since = self.renewal_sent_at.elapsed();
+        let since = now.since(self.renewal_sent_at);
         if since >= settings.lease / 3 {
             return true;
         }
@@ -287,8 +293,8 @@ impl Owned {
     /// Whether a stopping shard may release its lease: no row or message of it is in flight, or it
     /// has waited long enough. The next owner replays the records that are not acknowledged by
     /// then.
-    pub(super) fn may_release(&self, involved: bool) -> bool {
+    pub(super) fn may_release(&self, involved: bool, now: BootTime) -> bool {
         self.releasing_since
-            .is_some_and(|since| !involved || since.elapsed() >= RELEASE_PATIENCE)
+            .is_some_and(|since| !involved || now.since(since) >= RELEASE_PATIENCE)
     }
 }

@@ -15,7 +15,7 @@
 //! * the loop never blocks on the store, on a lease or on a consumer. On a full producer queue it
 //!   waits for at most a second per shard, and then restarts the shard.
 
-mod repartition;
+pub(super) mod repartition;
 mod upkeep;
 
 use std::collections::BTreeMap;
@@ -25,15 +25,17 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use waybill_clock::BootTime;
 use waybill_engine::{
     EngineConfig, Event, OperationId, OwnerId, Priority, Room, ShardId, Source, StepReply,
-    Timestamp, Workflows,
+    Workflows,
 };
 use waybill_store::{Layout, RowRead, Store};
 use waybill_telemetry::chain;
 
+use self::repartition::LayoutReads;
 use super::SchedulerSettings;
-use super::clock::{Clock, Standstill};
+use super::clock::{Clock, Now, Standstill, Standstills};
 use super::commit::Commits;
 use super::consumers::Consumers;
 use super::credit::{Amount, room_beside};
@@ -71,16 +73,14 @@ pub(super) struct SchedulerLoop {
     pub unloadable: UnreadableRows,
     pub slots: BTreeMap<ShardId, Slot>,
     pub layout: Layout,
-    /// When the layout was last requested, and whether the answer is outstanding.
-    pub layout_asked: (Instant, bool),
-    /// Whether the last attempt to read or follow the layout failed; logged once.
-    pub layout_unread: bool,
+    pub layout_reads: LayoutReads,
     /// The latest assignment of any shard.
     pub assigned: Generation,
     pub clock: Clock,
+    pub standstills: Standstills,
     /// The shard whose requests were admitted first in the last round.
     pub first_admitted: ShardId,
-    pub stopping: Option<Instant>,
+    pub stopping: Option<BootTime>,
     pub failure: Option<anyhow::Error>,
 }
 
@@ -89,30 +89,27 @@ impl SchedulerLoop {
     pub(super) fn run(mut self) -> anyhow::Result<()> {
         let mut viewed = Instant::now();
         loop {
-            let patience = self.commits.patience().unwrap_or(ITERATION_MAX);
+            let patience = self.commits.patience(self.clock.read().boot);
+            let patience = patience.unwrap_or(ITERATION_MAX);
             let all_taken = match self.inputs.recv_timeout(patience) {
                 Ok(input) => self.take_all(input),
                 Err(RecvTimeoutError::Timeout) => true,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            match self.clock.standstill(ITERATION_MAX) {
-                Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended),
-                Some(Standstill::Paused(pause)) => self.resume_after_pause(pause),
-                None => {}
-            }
-            self.iterate(all_taken);
+            let suspended = self.clock.suspended();
+            let now = self.clock.read();
+            self.iterate(all_taken, suspended, now);
             if viewed.elapsed() >= VIEW_INTERVAL {
                 viewed = Instant::now();
-                self.views
-                    .show(&mut self.slots, &self.consumers, self.clock.last());
+                self.views.show(&mut self.slots, &self.consumers, now);
                 self.commits.show();
             }
             if self.failure.is_some() || self.is_stopped() {
                 break;
             }
         }
-        self.views
-            .show(&mut self.slots, &self.consumers, self.clock.last());
+        let now = self.clock.read();
+        self.views.show(&mut self.slots, &self.consumers, now);
         self.consumers.stop();
         self.commits.close();
         self.failure.map_or(Ok(()), Err)
@@ -120,67 +117,71 @@ impl SchedulerLoop {
 
     /// Takes an input and those queued after it, up to a limit. Returns whether all were taken.
     fn take_all(&mut self, first: Input) -> bool {
-        self.take(first);
+        self.take(first, self.clock.read());
         for _ in 1..INPUTS_PER_ITERATION_MAX {
             let Ok(input) = self.inputs.try_recv() else {
                 return true;
             };
-            self.take(input);
+            self.take(input, self.clock.read());
         }
         false
     }
 
     /// The work of the loop after it took its inputs. While inputs are queued there is no tick: a
     /// queued reply must not be overtaken by its time-out.
-    fn iterate(&mut self, all_taken: bool) {
-        let now = self.clock.read();
+    fn iterate(&mut self, all_taken: bool, suspended: Option<Duration>, now: Now) {
+        match self.standstills.turn(now.boot, suspended, ITERATION_MAX) {
+            Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended, now),
+            Some(Standstill::Paused(pause)) => self.resume_after_pause(pause),
+            None => {}
+        }
         for (shard, generation, error) in self.commits.settle(&mut self.slots, now) {
             tracing::error!(%shard, error, "a message was not acknowledged");
             let reason = format!("a message was not acknowledged: {error}");
-            self.begin_again([(shard, generation)], &reason);
+            self.begin_again([(shard, generation)], &reason, now);
         }
-        self.read_layout();
-        self.start_wanted();
-        self.fence_expired();
-        self.give_up_stuck();
+        self.read_layout(now);
+        self.start_wanted(now);
+        self.fence_expired(now);
+        self.give_up_stuck(now);
         if all_taken {
-            self.tick();
+            self.tick(now);
         }
         self.admit(now);
-        self.load();
+        self.load(now);
         self.commits.resume(&mut self.slots, now);
-        self.renew();
+        self.renew(now);
         self.offer_room();
     }
 
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: Input, now: Now) {
         match input {
             Input::Records {
                 source,
                 amount,
                 records,
-            } => self.records(source, amount, records),
-            Input::Answered => self.answered(),
+            } => self.records(source, amount, records, now),
+            Input::Answered => self.answered(now),
             Input::Unsent {
                 asker,
                 agent,
                 reply,
                 why,
-            } => self.unsent(&asker, agent, reply, why),
+            } => self.unsent(&asker, agent, reply, why, now),
             Input::Lost {
                 source,
                 generation,
                 shard,
                 cause,
             } => {
-                self.lost(source, generation, shard, &cause);
+                self.lost(source, generation, shard, &cause, now);
             }
             Input::Acquired {
                 shard,
                 generation,
                 result,
             } => {
-                self.acquired(shard, generation, result);
+                self.acquired(shard, generation, result, now);
             }
             Input::Renewed {
                 shard,
@@ -189,12 +190,11 @@ impl SchedulerLoop {
                 result,
                 copy,
             } => {
-                self.renewed(shard, generation, renewal, result, copy);
+                self.renewed(shard, generation, renewal, result, copy, now);
             }
             Input::Committed { number, result } => {
-                let now = self.clock.last();
                 match self.commits.committed(number, result, &mut self.slots, now) {
-                    Ok(unknown) => self.begin_again(unknown, "could not write its rows"),
+                    Ok(unknown) => self.begin_again(unknown, "could not write its rows", now),
                     Err(error) => self.failure = Some(error),
                 }
             }
@@ -203,23 +203,23 @@ impl SchedulerLoop {
                 generation,
                 result,
             } => {
-                self.loaded(shard, generation, result);
+                self.loaded(shard, generation, result, now);
             }
             Input::InboxEnd {
                 shard,
                 generation,
                 end,
             } => {
-                let now = self.clock.last();
                 let Ok(end) = end else {
                     return self.begin_again(
                         [(shard, generation)],
                         "could not read the end of its replies",
+                        now,
                     );
                 };
                 if let Some(owned) = self.owned(shard, generation) {
                     owned.inbox_end_awaited = false;
-                    owned.engine.apply(Event::InboxEnd(end), now);
+                    owned.engine.apply(Event::InboxEnd(end), now.wall);
                     self.consumers.read_to(shard, end);
                 }
             }
@@ -244,8 +244,7 @@ impl SchedulerLoop {
             Input::Layout(result) => self.layout_read(result),
             Input::Panicked(panicked) => self.failure = Some(panicked.into()),
             Input::Shutdown => {
-                self.stopping
-                    .get_or_insert_with(|| Instant::now() + self.settings.drain);
+                self.stopping.get_or_insert(now.boot + self.settings.drain);
             }
         }
     }
@@ -255,10 +254,11 @@ impl SchedulerLoop {
         &mut self,
         parts: impl IntoIterator<Item = (ShardId, Generation)>,
         reason: &str,
+        now: Now,
     ) {
         for (shard, generation) in parts {
             if self.owned(shard, generation).is_some() {
-                self.give_up(shard, reason);
+                self.give_up(shard, reason, now);
             }
         }
     }
@@ -267,9 +267,8 @@ impl SchedulerLoop {
         self.slots.get_mut(&shard)?.owned(generation)
     }
 
-    fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>) {
+    fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>, now: Now) {
         self.consumers.credit(source).received(amount);
-        let now = self.clock.read();
         for Arrived {
             generation,
             shard,
@@ -277,19 +276,18 @@ impl SchedulerLoop {
         } in records
         {
             if let Some(owned) = self.owned(shard, generation) {
-                owned.engine.apply(event, now);
+                owned.engine.apply(event, now.wall);
             }
         }
     }
 
     /// Takes the replies of agents in this process. A reply for a shard that no longer runs, or
     /// takes no further batch, is published for its next owner.
-    fn answered(&mut self) {
-        let now = self.clock.read();
+    fn answered(&mut self, now: Now) {
         for (asker, reply) in self.commits.answers() {
             match self.owned(asker.shard, asker.generation) {
                 Some(owned) if owned.releasing_since.is_none() => {
-                    owned.engine.apply(Event::DirectReply(reply), now);
+                    owned.engine.apply(Event::DirectReply(reply), now.wall);
                 }
                 _ => self.commits.pass_on(&asker, reply),
             }
@@ -298,16 +296,15 @@ impl SchedulerLoop {
 
     /// Takes the reply that an attempt was not made because its request could not be sent. If the
     /// shard has a new owner by then, the attempt times out there.
-    fn unsent(&mut self, asker: &Asker, agent: Arc<str>, reply: StepReply, why: String) {
-        let now = self.clock.read();
+    fn unsent(&mut self, asker: &Asker, agent: Arc<str>, reply: StepReply, why: String, now: Now) {
         let Some(owned) = self.owned(asker.shard, asker.generation) else {
             return;
         };
-        if owned.note_unsent(agent.clone(), why.clone()) {
+        if owned.note_unsent(agent.clone(), why.clone(), now.boot) {
             tracing::error!(shard = %asker.shard, %agent, why, "step requests are refused");
         }
         if owned.releasing_since.is_none() {
-            owned.engine.apply(Event::DirectReply(reply), now);
+            owned.engine.apply(Event::DirectReply(reply), now.wall);
         }
     }
 
@@ -316,13 +313,13 @@ impl SchedulerLoop {
         shard: ShardId,
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, TaskError>,
+        now: Now,
     ) {
-        let now = self.clock.last();
         let rows = match result {
             Ok(rows) => rows,
             Err(error) => {
                 tracing::error!(%shard, error = %chain(&error), "could not read rows");
-                return self.begin_again([(shard, generation)], "could not read rows");
+                return self.begin_again([(shard, generation)], "could not read rows", now);
             }
         };
         let Some(owned) = self.owned(shard, generation) else {
@@ -342,27 +339,29 @@ impl SchedulerLoop {
                     Event::Unloadable { operation, cause }
                 }
             };
-            owned.engine.apply(event, now);
+            owned.engine.apply(event, now.wall);
         }
         for row in &corrupt {
             self.unloadable.report(row);
         }
     }
 
-    fn tick(&mut self) {
-        let now = self.clock.last();
+    fn tick(&mut self, now: Now) {
         for slot in self.slots.values_mut() {
             if let SlotState::Owned(owned) = &mut slot.state
                 && !owned.inbox_end_awaited
-                && owned.engine.next_timer().is_some_and(|timer| timer <= now)
+                && owned
+                    .engine
+                    .next_timer()
+                    .is_some_and(|timer| timer <= now.wall)
             {
-                owned.engine.apply(Event::Tick, now);
+                owned.engine.apply(Event::Tick, now.wall);
             }
         }
     }
 
     /// Reads the rows that engines requested: one read per shard at a time.
-    fn load(&mut self) {
+    fn load(&mut self, now: Now) {
         for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
@@ -375,7 +374,7 @@ impl SchedulerLoop {
             if ids.is_empty() {
                 continue;
             }
-            owned.loading_since = Some(Instant::now());
+            owned.loading_since = Some(now.boot);
             let store = self.store.clone();
             let loading = async move {
                 let rows = store.get_many(ids.clone()).await?;
@@ -392,23 +391,23 @@ impl SchedulerLoop {
 
     /// Gives up shards whose rows have been written or read for too long without an answer.
     /// Otherwise their leases would be renewed, and no other process could run them.
-    fn give_up_stuck(&mut self) {
-        let commits = self.commits.give_up_stuck();
-        self.begin_again(commits, "a commit of its rows was not acknowledged");
+    fn give_up_stuck(&mut self, now: Now) {
+        let commits = self.commits.give_up_stuck(now.boot);
+        self.begin_again(commits, "a commit of its rows was not acknowledged", now);
         let stuck_after = self.settings.stuck_after;
         let mut loads = Vec::new();
         for (&shard, slot) in &self.slots {
             let SlotState::Owned(owned) = &slot.state else {
                 continue;
             };
-            let age = owned.loading_since.map(|since| since.elapsed());
+            let age = owned.loading_since.map(|since| now.boot.since(since));
             if let Some(age) = age.filter(|age| *age >= stuck_after) {
                 STUCK.of([Task::Load.name()]).increment(1);
                 tracing::error!(%shard, ?age, "giving up an unanswered read of rows");
                 loads.push((shard, slot.generation));
             }
         }
-        self.begin_again(loads, "a read of its rows was not answered");
+        self.begin_again(loads, "a read of its rows was not answered", now);
     }
 
     /// The total that all engines hold.
@@ -427,7 +426,7 @@ impl SchedulerLoop {
     /// Admits waiting requests while the window has room: an equal share for each engine, and the
     /// rest for engines with more requests. Each round starts with another engine, so that the last
     /// free places rotate.
-    fn admit(&mut self, now: Timestamp) {
+    fn admit(&mut self, now: Now) {
         if self.stopping.is_some() {
             return;
         }
@@ -463,7 +462,7 @@ impl SchedulerLoop {
                     operations: each.operations.min(room.operations),
                     bytes: each.bytes.min(room.bytes),
                 };
-                let left = owned.engine.admit(own, now);
+                let left = owned.engine.admit(own, now.wall);
                 room.operations -= own.operations - left.operations;
                 room.bytes -= own.bytes - left.bytes;
                 slot.has_waiting()
@@ -504,14 +503,14 @@ impl SchedulerLoop {
 
     /// Handles a suspension of the machine, or its move to another host. Other processes may have
     /// taken the shards over, whatever this machine's clock says, so every lease is acquired again.
-    fn was_suspended(&mut self, suspended: Duration) {
+    fn was_suspended(&mut self, suspended: Duration, now: Now) {
         tracing::warn!(
             ?suspended,
             "the machine was suspended; dropping all partitions"
         );
         let shards: Vec<ShardId> = self.slots.keys().copied().collect();
         for shard in shards {
-            self.give_up(shard, "the machine was suspended");
+            self.give_up(shard, "the machine was suspended", now);
         }
     }
 

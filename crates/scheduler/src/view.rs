@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{ByPriority, Offset, Priority, ShardId, Timestamp};
+use waybill_engine::{ByPriority, Offset, Priority, ShardId};
 use waybill_store::Layout;
 use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 
+use super::clock::Now;
 use super::consumers::Consumers;
 use super::lag::{Lag, LagClock};
 use super::metrics::{PartitionMetrics, PriorityView, show_layout};
@@ -104,7 +105,7 @@ impl Views {
         &self,
         slots: &mut BTreeMap<ShardId, Slot>,
         consumers: &Consumers,
-        now: Timestamp,
+        now: Now,
     ) {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +133,7 @@ impl Views {
 }
 
 impl Shown {
-    fn update(&mut self, slot: &mut Slot, consumers: &Consumers, now: Timestamp) {
+    fn update(&mut self, slot: &mut Slot, consumers: &Consumers, now: Now) {
         let wanted = slot.wanted;
         if let SlotState::Owned(owned) = &slot.state {
             let (key, partition) = (owned.lease.row.key, owned.partition());
@@ -163,7 +164,7 @@ impl Shown {
         }
         self.view.reason = match &slot.state {
             SlotState::Refused(reason) => Some(reason.clone()),
-            SlotState::Owned(owned) => owned.why_blocked(),
+            SlotState::Owned(owned) => owned.why_blocked(now.boot),
             SlotState::Idle | SlotState::Acquiring => slot.dropped_for.clone(),
         };
         self.metrics.forget();
@@ -186,12 +187,12 @@ impl Shown {
                     }),
                     consumed,
                     lag: end.map_or(Lag::default(), |end| {
-                        self.lag[priority].lag(end, consumed, now)
+                        self.lag[priority].lag(end, consumed, now.wall)
                     }),
                 };
             }
             self.metrics.count(&owned.engine.take_stats());
-            self.metrics.show_census(&owned.engine.census(), now);
+            self.metrics.show_census(&owned.engine.census(), now.wall);
         }
         let ByPriority { normal, high } = self.priorities;
         self.view.checkpoint.requests = normal.checkpoint;
@@ -208,7 +209,7 @@ impl Shown {
         );
         self.ready.set(is_as_wanted);
         self.ready.note(self.view.reason.as_deref());
-        self.metrics.show(&self.view, &self.priorities, now);
+        self.metrics.show(&self.view, &self.priorities, now.wall);
     }
 
     /// Why a shard with a lease is not ready: it is blocked, or some of its steps are.

@@ -88,7 +88,9 @@ impl Fixture {
 
     /// Sends messages and waits until all are settled.
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
-        self.dispatcher.send(7, asker(), messages.into());
+        let valid_until = BootTime::now() + PATIENCE;
+        self.dispatcher
+            .send(7, asker(), messages.into(), valid_until);
         assert_eq!(self.settled(), Ok(()));
     }
 
@@ -283,7 +285,10 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     });
     let (here, mut there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
-    fixture.dispatcher.send(7, asker(), asked.into());
+    let valid_until = BootTime::now() + PATIENCE;
+    fixture
+        .dispatcher
+        .send(7, asker(), asked.into(), valid_until);
     assert_eq!(fixture.settled(), Ok(()));
     let answered = fixture.inputs.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(answered, Input::Answered), "{answered:?}");

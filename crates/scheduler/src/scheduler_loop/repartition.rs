@@ -6,30 +6,70 @@
 //! follows were taken over (`ownership`), wherever they ran. A shard whose partition changes in the
 //! new layout continues until it has read its old partition to the end.
 
-use std::time::Instant;
-
+use waybill_clock::BootTime;
 use waybill_store::Layout;
 use waybill_telemetry::chain;
 
 use super::SchedulerLoop;
+use crate::SchedulerSettings;
+use crate::clock::Now;
 use crate::input::Input;
 use crate::partition::{Slot, SlotState};
 use crate::task::{Task, TaskError};
 use crate::tasks;
 
+/// When the layout is read.
+#[derive(Debug)]
+pub(crate) struct LayoutReads {
+    /// When it was last requested.
+    asked_at: BootTime,
+    /// Whether the answer is outstanding.
+    is_awaited: bool,
+    /// Whether it is known to have changed since.
+    is_outdated: bool,
+    /// Whether the last read failed; logged once.
+    has_failed: bool,
+}
+
+impl LayoutReads {
+    /// The layout was just read.
+    pub(crate) fn new(now: BootTime) -> Self {
+        Self {
+            asked_at: now,
+            is_awaited: false,
+            is_outdated: false,
+            has_failed: false,
+        }
+    }
+
+    /// Reads it again as soon as no answer is outstanding.
+    pub(super) fn hurry(&mut self) {
+        self.is_outdated = true;
+    }
+
+    fn is_due(&self, now: BootTime, settings: &SchedulerSettings) -> bool {
+        let since = now.since(self.asked_at);
+        match self.is_awaited {
+            // Stop waiting for the answer after this long.
+            true => since >= settings.stuck_after,
+            false => self.is_outdated || since >= settings.lease / 3,
+        }
+    }
+
+    fn asked(&mut self, now: BootTime) {
+        self.asked_at = now;
+        self.is_awaited = true;
+        self.is_outdated = false;
+    }
+}
+
 impl SchedulerLoop {
     /// Reads the layout, as often as leases are renewed: it is one small read for all shards.
-    pub(super) fn read_layout(&mut self) {
-        let (asked_at, is_awaited) = self.layout_asked;
-        let rest = match is_awaited {
-            // Stop waiting for the answer after this long.
-            true => self.settings.stuck_after,
-            false => self.settings.lease / 3,
-        };
-        if asked_at.elapsed() < rest {
+    pub(super) fn read_layout(&mut self, now: Now) {
+        if !self.layout_reads.is_due(now.boot, &self.settings) {
             return;
         }
-        self.layout_asked = (Instant::now(), true);
+        self.layout_reads.asked(now.boot);
         let store = self.store.clone();
         let reading = async move { Ok(store.layout().await?) };
         tasks::spawn(
@@ -43,22 +83,22 @@ impl SchedulerLoop {
 
     /// Adopts the layout in the store, if it is newer.
     pub(super) fn layout_read(&mut self, result: Result<Option<Layout>, TaskError>) {
-        self.layout_asked.1 = false;
+        self.layout_reads.is_awaited = false;
         let layout = match result {
             Ok(Some(layout)) if layout.generation() > self.layout.generation() => layout,
             Ok(_) => {
-                self.layout_unread = false;
+                self.layout_reads.has_failed = false;
                 return;
             }
             Err(error) => {
                 // Log once for each series of failures, since the read is repeated.
-                if !std::mem::replace(&mut self.layout_unread, true) {
+                if !std::mem::replace(&mut self.layout_reads.has_failed, true) {
                     tracing::warn!(error = %chain(&error), "could not read the shard layout");
                 }
                 return;
             }
         };
-        self.layout_unread = false;
+        self.layout_reads.has_failed = false;
         tracing::info!(%layout, "the shard layout changed");
         self.layout = layout;
         self.commits.written(self.layout.partitions_written());

@@ -1,7 +1,7 @@
 //! Upkeep of shards: acquires and renews their leases, stores checkpoints with the renewals, and
 //! releases shards, gracefully or because the lease is lost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use waybill_clock::BootTime;
 use waybill_engine::{
@@ -14,6 +14,7 @@ use waybill_topology::shards;
 
 use super::{RETRY_AFTER, SchedulerLoop};
 use crate::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
+use crate::clock::Now;
 use crate::consumers::EndsReader;
 use crate::foreign_state::FirstOwner;
 use crate::input::{Generation, Input, LostCause};
@@ -30,13 +31,13 @@ const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl SchedulerLoop {
     /// Starts acquiring the lease of every shard that should run and is idle.
-    pub(super) fn start_wanted(&mut self) {
+    pub(super) fn start_wanted(&mut self, now: Now) {
         if self.stopping.is_some() {
             return;
         }
         let shards = self.layout.scheme().shards();
         for (&shard, slot) in self.slots.range_mut(..ShardId(shards)) {
-            let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
+            let rested = slot.rest_until.is_none_or(|until| until <= now.boot);
             if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
                 continue;
             }
@@ -73,8 +74,8 @@ impl SchedulerLoop {
         shard: ShardId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
+        now: Now,
     ) {
-        self.clock.read();
         let is_awaited = |slot: &&mut Slot| {
             slot.generation == generation && matches!(slot.state, SlotState::Acquiring)
         };
@@ -93,12 +94,12 @@ impl SchedulerLoop {
                 return;
             }
             Err(AcquireError::LayoutChanged) => {
-                self.layout_asked.0 = Instant::now() - self.settings.lease;
-                return slot.rest(RETRY_AFTER);
+                self.layout_reads.hurry();
+                return slot.rest(now.boot + RETRY_AFTER);
             }
             Err(error) => {
                 tracing::warn!(%shard, error = %chain(&error), "could not take over the partition");
-                return slot.rest(RETRY_AFTER);
+                return slot.rest(now.boot + RETRY_AFTER);
             }
         };
         // The store does not have these changes of the lease until the first renewal.
@@ -181,7 +182,7 @@ impl SchedulerLoop {
         );
         self.consumers
             .add(shard, partition, generation, &filter, &start, ends);
-        let mut owned = Owned::new(engine, lease, filter, stored);
+        let mut owned = Owned::new(engine, lease, filter, stored, now.boot);
         owned.row_is_known = row_is_known;
         slot.state = SlotState::Owned(Box::new(owned));
         slot.dropped_for = None;
@@ -210,13 +211,14 @@ impl SchedulerLoop {
         generation: Generation,
         shard: ShardId,
         cause: &LostCause,
+        now: Now,
     ) {
         let Some(owned) = self.owned(shard, generation) else {
             return;
         };
         let judged = owned.stored;
         tracing::error!(%shard, ?source, %cause, "cannot read the partition");
-        self.give_up(shard, "cannot read the partition");
+        self.give_up(shard, "cannot read the partition", now);
         if let LostCause::Fingerprint { .. } = cause
             && let Some(priority) = source.priority()
             && let Some(slot) = self.slots.get_mut(&shard)
@@ -242,7 +244,7 @@ impl SchedulerLoop {
 
     /// Drops the engine of a shard without another write. The next owner replays its work in
     /// flight.
-    pub(super) fn give_up(&mut self, shard: ShardId, reason: &str) {
+    pub(super) fn give_up(&mut self, shard: ShardId, reason: &str, now: Now) {
         let Some(slot) = self.slots.get_mut(&shard) else {
             return;
         };
@@ -251,34 +253,33 @@ impl SchedulerLoop {
             self.consumers.remove(shard);
             self.commits.forget(shard);
             slot.dropped_for = Some(reason.to_owned());
-            slot.rest(RETRY_AFTER);
+            slot.rest(now.boot + RETRY_AFTER);
             self.forget_gone();
         }
     }
 
     /// Drops every shard whose lease has expired.
-    pub(super) fn fence_expired(&mut self) {
+    pub(super) fn fence_expired(&mut self, now: Now) {
         let expired: Vec<ShardId> = self
             .slots
             .iter()
             .filter(|(_, slot)| {
-                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
+                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid(now.boot))
             })
             .map(|(&shard, _)| shard)
             .collect();
         for shard in expired {
             LEASES_LOST.of([]).increment(1);
-            self.give_up(shard, "the lease expired");
+            self.give_up(shard, "the lease expired", now);
         }
     }
 
     /// Renews leases, and stores checkpoints with them.
-    pub(super) fn renew(&mut self) {
+    pub(super) fn renew(&mut self, now: Now) {
         let terms = self.settings.terms();
-        let now = self.clock.last();
         let drained = self
             .stopping
-            .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
+            .is_some_and(|by| self.in_flight().records == 0 || now.boot >= by);
         for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
             let is_followed = slot.is_to_follow(&self.layout);
@@ -287,7 +288,7 @@ impl SchedulerLoop {
                 continue;
             };
             if !wanted && owned.releasing_since.is_none() {
-                owned.releasing_since = Some(Instant::now());
+                owned.releasing_since = Some(now.boot);
                 self.consumers.remove(shard);
             }
             if owned.renewing {
@@ -301,11 +302,12 @@ impl SchedulerLoop {
                     reached.fingerprints[priority].or(stored.fingerprints[priority])
                 }),
             };
-            let ends = owned.may_release(self.commits.involve(shard));
+            let ends = owned.may_release(self.commits.involve(shard), now.boot);
             // A release writes the row as it is, which is unknown after a renewal without an
             // answer.
             let release = ends && owned.row_is_known;
-            if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
+            let is_due = owned.renewal_due(checkpoint, reached.consumed, &self.settings, now.boot);
+            if !ends && !is_due {
                 continue;
             }
             let renewal = owned.lease.renewal(
@@ -318,7 +320,7 @@ impl SchedulerLoop {
             );
             owned.renewing = true;
             owned.release_sent |= release;
-            owned.renewal_sent_at = BootTime::now();
+            owned.renewal_sent_at = now.boot;
             let held = owned.lease.row.clone();
             let store = self.store.clone();
             let layout = self.layout.clone();
@@ -361,8 +363,8 @@ impl SchedulerLoop {
         renewal: Renewal,
         result: Result<bool, TaskError>,
         copy: Option<Checkpoint>,
+        now: Now,
     ) {
-        let now = self.clock.last();
         let released = renewal.row.owner.is_none();
         let owned = self.slots.get_mut(&shard);
         let Some(owned) = owned.and_then(|slot| slot.owned(generation)) else {
@@ -385,7 +387,7 @@ impl SchedulerLoop {
                 let filter = filter.beyond(&renewal.row.checkpoint.at);
                 owned.stored = renewal.row.checkpoint;
                 owned.lease.renewed(renewal);
-                owned.engine.apply(Event::StampLimit(stamp_limit), now);
+                owned.engine.apply(Event::StampLimit(stamp_limit), now.wall);
                 if filter != owned.filter {
                     self.consumers.set_filter(shard, &filter);
                     owned.filter = filter;
@@ -394,7 +396,7 @@ impl SchedulerLoop {
                     self.consumers.copy_checkpoint(partition, &checkpoint);
                 }
             }
-            Ok(false) => self.give_up(shard, "another owner took the lease"),
+            Ok(false) => self.give_up(shard, "another owner took the lease", now),
             Err(error) => {
                 tracing::warn!(%shard, error = %chain(&error), "could not renew the lease");
                 // The write may have happened or may happen yet, so the next renewal must not reuse
