@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use waybill_clock::{BootTime, Suspensions, wall_clock};
-use waybill_engine::Timestamp;
+use waybill_clock::{Suspensions, boot_clock, wall_clock};
+use waybill_engine::{BootTime, Timestamp};
 
 /// A turn that takes this much longer than allowed means that the process was paused.
 const STANDSTILL: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ impl Clock {
     pub(super) fn read(&self) -> Now {
         Now {
             wall: wall_clock(),
-            boot: BootTime::now(),
+            boot: boot_clock(),
         }
     }
 

@@ -15,9 +15,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
-use waybill_clock::BootTime;
 use waybill_engine::{
-    BatchNumber, Command, Event, Message, PartitionId, ShardId, StepReply, Timestamp,
+    BatchNumber, BootTime, Command, Event, Message, PartitionId, ShardId, StepReply, Timestamp,
 };
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 use waybill_telemetry::chain;

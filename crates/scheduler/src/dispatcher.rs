@@ -8,9 +8,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use waybill_agent::{DirectAgents, not_attempted};
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::{
-    AlertKind, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
+    AlertKind, BootTime, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
     OperationStatus, OperatorAlert, PartitionId, STEP_REQUEST_REFUSED, ShardId, Source, StatusKind,
     StepReply, StepRequest, Workflows, partition_for,
 };
@@ -142,7 +142,7 @@ impl Dispatcher {
         mut messages: Vec<Message>,
         valid_until: BootTime,
     ) {
-        if BootTime::now() >= valid_until {
+        if boot_clock() >= valid_until {
             let result = Err("the lease ended before it was sent".to_owned());
             // The receiver is a field of this type.
             let _ = self.settled.0.send(Settled { number, result });

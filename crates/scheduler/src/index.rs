@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
 
@@ -23,12 +23,12 @@ pub async fn write(
     batch: WriteBatch,
     now: Timestamp,
 ) -> Result<Written, StoreError> {
-    let began = BootTime::now();
+    let began = boot_clock();
     let mut due = batch.due.clone();
     let written = store.write(batch).await?;
     while !due.is_empty() {
         let cursors = cursors(store, &due).await?;
-        due = late(&due, &cursors, now + began.elapsed());
+        due = late(&due, &cursors, now + boot_clock().since(began));
         if !due.is_empty() {
             tracing::warn!(
                 entries = due.len(),

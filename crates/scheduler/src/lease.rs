@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use waybill_clock::BootTime;
-use waybill_engine::{ByPriority, Offset, Priority, Stamp, Timestamp};
+use waybill_engine::{BootTime, ByPriority, Offset, Priority, Stamp, Timestamp};
 use waybill_store::{Checkpoint, Lease, StoreError};
 
 use super::clock::Now;

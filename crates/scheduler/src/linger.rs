@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use waybill_clock::BootTime;
+use waybill_engine::BootTime;
 
 /// Minimum time between a commit of many rows and the next one. Decisions that accumulate in the
 /// meantime share the sync of the rows and the requests of the messages.

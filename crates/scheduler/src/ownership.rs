@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_clock::{BootTime, wall_clock};
+use waybill_clock::{boot_clock, wall_clock};
 use waybill_engine::{OwnerId, PartitionId, ShardId, Stamp, Timestamp};
 use waybill_store::{
     DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
@@ -72,7 +72,7 @@ pub(super) async fn acquire(
             stamp_limit: first_limit(limit_before, wall_clock(), terms.duration),
             ..begun
         };
-        let sent = BootTime::now();
+        let sent = boot_clock();
         if !store.take_lease(seen, row.clone()).await? {
             tracing::info!(
                 %shard,

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use waybill_clock::BootTime;
 use waybill_engine::{
-    ByPriority, Offset, PartitionEngine, PartitionId, Priority, ShardFilter, ShardId, Source,
-    TopicOffsets,
+    BootTime, ByPriority, Offset, PartitionEngine, PartitionId, Priority, ShardFilter, ShardId,
+    Source, TopicOffsets,
 };
 use waybill_store::{Checkpoint, Layout};
 

@@ -25,10 +25,9 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use waybill_clock::BootTime;
 use waybill_engine::{
-    EngineConfig, Event, OperationId, OwnerId, Priority, Room, ShardId, Source, StepReply,
-    Workflows,
+    BootTime, EngineConfig, Event, OperationId, OwnerId, Priority, Room, ShardId, Source,
+    StepReply, Workflows,
 };
 use waybill_store::{Layout, RowRead, Store};
 use waybill_telemetry::chain;

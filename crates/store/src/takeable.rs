@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::OwnerId;
 
 use crate::{Lease, LeaseKey, Store, StoreError};
@@ -28,14 +28,14 @@ pub async fn takeable(
     me: Option<OwnerId>,
 ) -> Result<Option<Lease>, StoreError> {
     let mut seen = store.lease(key).await?;
-    let mut unchanged_since = BootTime::now();
+    let mut unchanged_since = boot_clock();
     loop {
         let Some(lease) = &seen else { return Ok(None) };
         let is_mine = me.is_some() && lease.owner == me;
         if lease.owner.is_none() || (store.is_exclusive() && !is_mine) {
             return Ok(seen);
         }
-        if unchanged_since.elapsed() >= lease.duration + margin {
+        if boot_clock().since(unchanged_since) >= lease.duration + margin {
             tracing::warn!(
                 lease = %key,
                 epoch = %lease.epoch,
@@ -47,7 +47,7 @@ pub async fn takeable(
         let now = store.lease(key).await?;
         if now != seen {
             seen = now;
-            unchanged_since = BootTime::now();
+            unchanged_since = boot_clock();
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_clock::BootTime;
-use waybill_engine::{OwnerId, PartitionId, TopicOffsets};
+use waybill_clock::boot_clock;
+use waybill_engine::{BootTime, OwnerId, PartitionId, TopicOffsets};
 use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError, takeable};
 
 /// An index shard that this process owns.
@@ -36,7 +36,7 @@ impl IndexShardLease {
                 duration,
                 ..before
             };
-            let sent = BootTime::now();
+            let sent = boot_clock();
             if store.take_lease(seen, row.clone()).await? {
                 return Ok(Self {
                     store,
@@ -61,12 +61,12 @@ impl IndexShardLease {
 
     /// Whether its owner may act.
     pub(super) fn is_valid(&self) -> bool {
-        BootTime::now() < self.valid_until
+        boot_clock() < self.valid_until
     }
 
     /// Renews it if a third of it has passed. Returns whether it is still held.
     pub(super) async fn keep(&mut self) -> Result<bool, StoreError> {
-        let rest = self.valid_until.since(BootTime::now());
+        let rest = self.valid_until.since(boot_clock());
         if rest > self.row.duration * 2 / 3 - self.margin.min(self.row.duration / 3) {
             return Ok(true);
         }
@@ -81,7 +81,7 @@ impl IndexShardLease {
     async fn renew(&mut self, owner: Option<OwnerId>) -> Result<bool, StoreError> {
         let mut row = self.row.clone();
         row.renewal += 1;
-        let sent = BootTime::now();
+        let sent = boot_clock();
         let held = match owner {
             Some(_) => self.store.renew_lease(row.clone()).await?,
             None => {

@@ -88,7 +88,7 @@ impl Fixture {
 
     /// Sends messages and waits until all are settled.
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
-        let valid_until = BootTime::now() + PATIENCE;
+        let valid_until = boot_clock() + PATIENCE;
         self.dispatcher
             .send(7, asker(), messages.into(), valid_until);
         assert_eq!(self.settled(), Ok(()));
@@ -285,7 +285,7 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     });
     let (here, mut there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
-    let valid_until = BootTime::now() + PATIENCE;
+    let valid_until = boot_clock() + PATIENCE;
     fixture
         .dispatcher
         .send(7, asker(), asked.into(), valid_until);

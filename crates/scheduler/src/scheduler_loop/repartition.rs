@@ -6,7 +6,7 @@
 //! follows were taken over (`ownership`), wherever they ran. A shard whose partition changes in the
 //! new layout continues until it has read its old partition to the end.
 
-use waybill_clock::BootTime;
+use waybill_engine::BootTime;
 use waybill_store::Layout;
 use waybill_telemetry::chain;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::{
     ByPriority, Event, LayoutShard, Ownership, PartitionEngine, PartitionId, Priority, ShardFilter,
     ShardHandover, ShardId, Source,
@@ -454,7 +454,7 @@ async fn read_ends(
 ) -> Result<LogEnds, AcquireError> {
     loop {
         match ends.read(partition).await {
-            Err(error) if BootTime::now() + RETRY_AFTER < lease.valid_until => {
+            Err(error) if boot_clock() + RETRY_AFTER < lease.valid_until => {
                 tracing::info!(
                     %partition,
                     error = %chain(&error),
