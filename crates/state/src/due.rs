@@ -48,7 +48,8 @@ impl DueBucket {
     }
 
     /// The first and the last instant of the bucket.
-    pub(crate) fn bounds(self) -> (Timestamp, Timestamp) {
+    #[must_use]
+    pub fn bounds(self) -> (Timestamp, Timestamp) {
         let first = self.0.saturating_mul(Self::WIDTH_US);
         (
             Timestamp(first),

@@ -9,7 +9,18 @@ use waybill_engine::{
 
 use crate::attention::AttentionEntry;
 use crate::due::DueEntry;
-use crate::error::CorruptRow;
+
+/// A stored row that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the stored {what} of operation {id} cannot be read: {cause}")]
+pub struct CorruptRow {
+    /// The operation.
+    pub id: OperationId,
+    /// Which part of the row it is.
+    pub what: &'static str,
+    /// What is wrong with it.
+    pub cause: String,
+}
 
 /// The result of reading one operation: its row, `None` if there is none or its retention has
 /// passed, or why it cannot be read.

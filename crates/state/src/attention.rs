@@ -68,7 +68,8 @@ impl AttentionCursor {
 
     /// The outermost entries that may still have to be returned, the older one first. They include
     /// the entry that was returned last, which is to be left out.
-    pub(crate) fn bounds(self) -> (AttentionEntry, AttentionEntry) {
+    #[must_use]
+    pub fn bounds(self) -> (AttentionEntry, AttentionEntry) {
         let first = AttentionEntry {
             at: self.since,
             operation: OperationId(uuid::Uuid::nil()),

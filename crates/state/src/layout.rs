@@ -398,7 +398,8 @@ impl Layout {
     }
 
     /// The numbers of partitions that processes divide by, besides those of the sharding schemes.
-    pub(crate) fn numbers(&self) -> Vec<u32> {
+    #[must_use]
+    pub fn numbers(&self) -> Vec<u32> {
         let change = self.change.iter();
         change.flat_map(|change| [change.from, change.to]).collect()
     }
