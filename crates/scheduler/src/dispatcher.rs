@@ -22,11 +22,12 @@ use waybill_messages::headers::{self, Stage};
 use waybill_messages::{
     Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, Record, Topics, is_topic_name,
 };
+use waybill_scheduler_core::{Asker, Input, SendNumber, Undelivered};
 use waybill_telemetry::chain;
 
 use self::refused::RefusedSteps;
 use super::SchedulerSettings;
-use super::input::{Asker, Input, Inputs};
+use super::incoming::Inputs;
 use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
@@ -44,8 +45,14 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 /// All messages that were sent under a number are acknowledged, or one failed for good.
 #[derive(Debug)]
 pub(super) struct Settled {
-    pub number: u64,
-    pub result: Result<(), String>,
+    pub number: SendNumber,
+    pub result: Result<(), Undelivered>,
+}
+
+impl From<Settled> for Input {
+    fn from(Settled { number, result }: Settled) -> Self {
+        Self::Settled { number, result }
+    }
 }
 
 /// The producer, and the names of all topics that it writes to.
@@ -137,13 +144,13 @@ impl Dispatcher {
     /// acknowledgement: they are lost together with the engine, and the next owner sends them again.
     pub(super) fn send(
         &mut self,
-        number: u64,
+        number: SendNumber,
         from: Asker,
         mut messages: Vec<Message>,
         valid_until: BootTime,
     ) {
         if boot_clock() >= valid_until {
-            let result = Err("the lease ended before it was sent".to_owned());
+            let result = Err(Undelivered::LeaseEnded);
             // The receiver is a field of this type.
             let _ = self.settled.0.send(Settled { number, result });
             return;
@@ -156,6 +163,7 @@ impl Dispatcher {
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| chain(&error));
             spans::sent(spans, result.as_ref().err().map(String::as_str));
+            let result = result.map_err(Undelivered::Failed);
             let _ = sender.send(Settled { number, result });
         });
         self.wait_until = Instant::now() + QUEUE_PATIENCE;
@@ -174,9 +182,9 @@ impl Dispatcher {
         &self.topics
     }
 
-    /// The numbers settled since the last call.
-    pub(super) fn settled(&self) -> impl Iterator<Item = Settled> {
-        self.settled.1.try_iter()
+    /// The next messages that have settled.
+    pub(super) fn settled(&self) -> Option<Settled> {
+        self.settled.1.try_recv().ok()
     }
 
     /// The replies of agents in this process, with the shard that each is for.
@@ -421,13 +429,14 @@ impl Dispatcher {
                     nonce: None,
                     outcome: not_attempted(STEP_REQUEST_REFUSED, &why, UNSENT_RETRY_AFTER),
                 };
-                // The send fails only after the loop has ended.
-                let _ = inputs.send(Input::Unsent {
+                let unsent = Input::Unsent {
                     asker: from,
                     agent,
                     reply,
                     why,
-                });
+                };
+                // The send fails only after the loop has ended.
+                let _ = inputs.send(unsent.into());
                 count_as_sent(&settlement);
             }
             Err(error) => settlement.fail(error),

@@ -11,7 +11,8 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use waybill_clock::boot_clock;
 use waybill_engine::{PartitionId, Timestamp};
-use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
+use waybill_state::{DueBucket, DueEntry, WriteBatch, Written};
+use waybill_store::{Store, StoreError};
 
 /// How far ahead a late entry is written again.
 const INDEX_LEAD: Duration = Duration::from_secs(1);

@@ -14,11 +14,12 @@ use waybill_engine::{
     WorkflowDefinition,
 };
 use waybill_messages::VALUE_BYTES_MAX;
+use waybill_scheduler_core::Generation;
 use waybill_store::ReplyKey;
 
 use super::*;
 use crate::Own;
-use crate::input::{Generation, Input, Inputs};
+use crate::incoming::{Incoming, Inputs};
 
 /// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -28,7 +29,7 @@ struct Fixture {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
     dispatcher: Dispatcher,
-    inputs: Receiver<Input>,
+    inputs: Receiver<Incoming>,
 }
 
 fn nonces() -> Nonces {
@@ -90,14 +91,14 @@ impl Fixture {
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
         let valid_until = boot_clock() + PATIENCE;
         self.dispatcher
-            .send(7, asker(), messages.into(), valid_until);
+            .send(SendNumber(7), asker(), messages.into(), valid_until);
         assert_eq!(self.settled(), Ok(()));
     }
 
     /// The result of the messages that were sent under number 7, once it is known.
-    fn settled(&self) -> Result<(), String> {
+    fn settled(&self) -> Result<(), Undelivered> {
         let settled = self.dispatcher.settled.1.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(settled.number, 7);
+        assert_eq!(settled.number, SendNumber(7));
         settled.result
     }
 
@@ -246,9 +247,9 @@ fn a_step_without_its_partition_is_not_attempted_and_blocks_no_other() {
     let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
     for (there, missing) in &steps {
         fixture.send([missing.clone(), there.clone()].map(Message::Step));
-        let Ok(Input::Unsent {
+        let Ok(Incoming::Input(Input::Unsent {
             asker, reply, why, ..
-        }) = fixture.inputs.recv_timeout(PATIENCE)
+        })) = fixture.inputs.recv_timeout(PATIENCE)
         else {
             panic!("the loop gets no report");
         };
@@ -280,7 +281,7 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
             in_flight_max: 10,
             in_flight_bytes_max: 1_000_000,
         };
-        let notify = move || inputs.send(Input::Answered).unwrap();
+        let notify = move || inputs.send(Incoming::Answered).unwrap();
         Some(DirectAgents::start(agents, roomy, notify).unwrap())
     });
     let (here, mut there) = (request("here"), request("elsewhere"));
@@ -288,10 +289,10 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     let valid_until = boot_clock() + PATIENCE;
     fixture
         .dispatcher
-        .send(7, asker(), asked.into(), valid_until);
+        .send(SendNumber(7), asker(), asked.into(), valid_until);
     assert_eq!(fixture.settled(), Ok(()));
     let answered = fixture.inputs.recv_timeout(PATIENCE).unwrap();
-    assert!(matches!(answered, Input::Answered), "{answered:?}");
+    assert!(matches!(answered, Incoming::Answered), "{answered:?}");
     let answers = fixture.dispatcher.answers();
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();

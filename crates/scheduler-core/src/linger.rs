@@ -13,7 +13,7 @@ const MANY_ROWS: usize = 4;
 
 /// Decides whether the next commit waits.
 #[derive(Debug, Default)]
-pub(super) struct GroupCommitLinger {
+pub(crate) struct GroupCommitLinger {
     /// No commit begins before this.
     until: Option<BootTime>,
     /// Whether a commit was held back since the last one began.
@@ -22,19 +22,19 @@ pub(super) struct GroupCommitLinger {
 
 impl GroupCommitLinger {
     /// Whether the next commit must wait at `now`. Called whenever a commit could begin.
-    pub(super) fn holds_back(&mut self, now: BootTime) -> bool {
+    pub(crate) fn holds_back(&mut self, now: BootTime) -> bool {
         self.holds = self.until.is_some_and(|until| now < until);
         self.holds
     }
 
     /// A commit of this many rows began.
-    pub(super) fn began(&mut self, now: BootTime, rows: usize) {
+    pub(crate) fn began(&mut self, now: BootTime, rows: usize) {
         self.until = (rows >= MANY_ROWS).then(|| now + LINGER);
     }
 
     /// The remaining wait of a held-back commit: zero if it may begin now. `None` if none is held
     /// back.
-    pub(super) fn rest(&self, now: BootTime) -> Option<Duration> {
+    pub(crate) fn rest(&self, now: BootTime) -> Option<Duration> {
         let until = self.until.filter(|_| self.holds)?;
         Some(until.since(now))
     }

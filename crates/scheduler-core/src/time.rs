@@ -2,45 +2,23 @@
 
 use std::time::Duration;
 
-use waybill_clock::{Suspensions, boot_clock, wall_clock};
 use waybill_engine::{BootTime, Timestamp};
 
 /// A turn that takes this much longer than allowed means that the process was paused.
 const STANDSTILL: Duration = Duration::from_secs(2);
 
-/// The time at which the loop takes an input or does its work. The loop reads no clock itself.
+/// The time at which the loop takes an input or makes a turn. The loop reads no clock itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Now {
+pub struct Now {
     /// The current time. It may go back; the engine then re-evaluates everything that waits.
     pub wall: Timestamp,
     /// For durations and leases. It never goes back.
     pub boot: BootTime,
 }
 
-/// The clocks of this process.
-#[derive(Debug, Default)]
-pub(super) struct Clock {
-    suspensions: Suspensions,
-}
-
-impl Clock {
-    /// Reads the current time.
-    pub(super) fn read(&self) -> Now {
-        Now {
-            wall: wall_clock(),
-            boot: boot_clock(),
-        }
-    }
-
-    /// How long the machine was suspended since the last call, if it was.
-    pub(super) fn suspended(&mut self) -> Option<Duration> {
-        self.suspensions.check()
-    }
-}
-
 /// Why the loop did not run for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standstill {
+pub(crate) enum Standstill {
     /// The machine was suspended for this long.
     Suspended(Duration),
     /// The process was paused or busy for this long.
@@ -49,19 +27,19 @@ pub(super) enum Standstill {
 
 /// Detects that the loop did not run for a while.
 #[derive(Debug)]
-pub(super) struct Standstills {
+pub(crate) struct Standstills {
     turned: BootTime,
 }
 
 impl Standstills {
     /// Begins with a turn.
-    pub(super) fn new(now: BootTime) -> Self {
+    pub(crate) fn new(now: BootTime) -> Self {
         Self { turned: now }
     }
 
     /// Marks the start of a turn, which was due within `patience` of the previous one. `suspended`
     /// is how long the machine was suspended in between. Returns the pause, if there was one.
-    pub(super) fn turn(
+    pub(crate) fn turn(
         &mut self,
         now: BootTime,
         suspended: Option<Duration>,

@@ -7,20 +7,18 @@
 //! new layout continues until it has read its old partition to the end.
 
 use waybill_engine::BootTime;
-use waybill_store::Layout;
-use waybill_telemetry::chain;
+use waybill_state::Layout;
 
 use super::SchedulerLoop;
-use crate::SchedulerSettings;
-use crate::clock::Now;
-use crate::input::Input;
-use crate::partition::{Slot, SlotState};
-use crate::task::{Task, TaskError};
-use crate::tasks;
+use crate::effect::Effect;
+use crate::settings::LoopSettings;
+use crate::slot::{Slot, SlotState};
+use crate::task::TaskError;
+use crate::time::Now;
 
 /// When the layout is read.
 #[derive(Debug)]
-pub(crate) struct LayoutReads {
+pub(super) struct LayoutReads {
     /// When it was last requested.
     asked_at: BootTime,
     /// Whether the answer is outstanding.
@@ -33,7 +31,7 @@ pub(crate) struct LayoutReads {
 
 impl LayoutReads {
     /// The layout was just read.
-    pub(crate) fn new(now: BootTime) -> Self {
+    pub(super) fn new(now: BootTime) -> Self {
         Self {
             asked_at: now,
             is_awaited: false,
@@ -47,12 +45,12 @@ impl LayoutReads {
         self.is_outdated = true;
     }
 
-    fn is_due(&self, now: BootTime, settings: &SchedulerSettings) -> bool {
+    fn is_due(&self, now: BootTime, settings: &LoopSettings) -> bool {
         let since = now.since(self.asked_at);
         match self.is_awaited {
             // Stop waiting for the answer after this long.
             true => since >= settings.stuck_after,
-            false => self.is_outdated || since >= settings.lease / 3,
+            false => self.is_outdated || since >= settings.lease.duration / 3,
         }
     }
 
@@ -70,15 +68,7 @@ impl SchedulerLoop {
             return;
         }
         self.layout_reads.asked(now.boot);
-        let store = self.store.clone();
-        let reading = async move { Ok(store.layout().await?) };
-        tasks::spawn(
-            &self.runtime,
-            &self.sender,
-            Task::Layout,
-            reading,
-            Input::Layout,
-        );
+        self.effects.push(Effect::ReadLayout);
     }
 
     /// Adopts the layout in the store, if it is newer.
@@ -93,7 +83,7 @@ impl SchedulerLoop {
             Err(error) => {
                 // Log once for each series of failures, since the read is repeated.
                 if !std::mem::replace(&mut self.layout_reads.has_failed, true) {
-                    tracing::warn!(error = %chain(&error), "could not read the shard layout");
+                    tracing::warn!(%error, "could not read the shard layout");
                 }
                 return;
             }
@@ -101,7 +91,6 @@ impl SchedulerLoop {
         self.layout_reads.has_failed = false;
         tracing::info!(%layout, "the shard layout changed");
         self.layout = layout;
-        self.commits.written(self.layout.partitions_written());
         for (&shard, slot) in &mut self.slots {
             slot.check_again(self.assigned.next());
             if let SlotState::Owned(owned) = &mut slot.state {
@@ -109,8 +98,8 @@ impl SchedulerLoop {
                 let end = self.layout.end_of(generation, shard);
                 let filter = owned.filter.clone().with_end(end);
                 if filter != owned.filter {
-                    self.consumers.set_filter(shard, &filter);
-                    owned.filter = filter;
+                    owned.filter = filter.clone();
+                    self.effects.push(Effect::SetFilter { shard, filter });
                 }
             }
         }
@@ -122,14 +111,19 @@ impl SchedulerLoop {
             let shards = self.layout.scheme().shards();
             tracing::warn!(shards, "this process has no shard in the new layout");
         }
-        self.views.relay(self.settings.own, &self.layout);
+        self.effects.push(Effect::Relay);
     }
 
     /// Forgets the shards that the layout does not have, once they are stopped.
     pub(super) fn forget_gone(&mut self) {
-        let scheme = self.layout.scheme();
-        self.slots.retain(|shard, slot| {
-            shard.0 < scheme.shards() || matches!(slot.state, SlotState::Owned(_))
+        let shards = self.layout.scheme().shards();
+        let effects = &mut self.effects;
+        self.slots.retain(|&shard, slot| {
+            let stays = shard.0 < shards || matches!(slot.state, SlotState::Owned(_));
+            if !stays {
+                slot.answer_gone(shard, effects);
+            }
+            stays
         });
     }
 }
