@@ -442,7 +442,10 @@ impl SchedulerLoop {
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
-            owned.inbox_end_awaited = true;
+            if std::mem::replace(&mut owned.inbox_end_awaited, true) {
+                owned.paused_again = true;
+                continue;
+            }
             self.effects.push(Effect::ReadInboxEnd {
                 shard,
                 generation,
@@ -462,11 +465,22 @@ impl SchedulerLoop {
             let reason = "could not read the end of its replies";
             return self.begin_again([(shard, generation)], reason, now);
         };
-        if let Some(owned) = self.owned(shard, generation) {
-            owned.inbox_end_awaited = false;
-            owned.engine.apply(Event::InboxEnd(end), now.wall);
-            self.effects.push(Effect::ReadTo { shard, end });
+        let Some(owned) = self.owned(shard, generation) else {
+            return;
+        };
+        let partition = owned.partition();
+        if std::mem::take(&mut owned.paused_again) {
+            // Replies may have arrived after this end, during the later pause.
+            self.effects.push(Effect::ReadInboxEnd {
+                shard,
+                generation,
+                partition,
+            });
+            return;
         }
+        owned.inbox_end_awaited = false;
+        owned.engine.apply(Event::InboxEnd(end), now.wall);
+        self.effects.push(Effect::ReadTo { shard, end });
     }
 
     fn set_running(&mut self, shard: ShardId, running: bool, caller: CallerId) {

@@ -93,6 +93,8 @@ pub struct Owned {
     pub(crate) releasing_since: Option<BootTime>,
     /// Whether the end of the inbox is being read. No time-out may be applied before that.
     pub(crate) inbox_end_awaited: bool,
+    /// Whether the loop was paused since that began. The end must then be read once more.
+    pub(crate) paused_again: bool,
     /// Its topics that are blocked at damaged records, each with a description.
     pub(crate) blocked: Vec<(Source, String)>,
     /// Agents with a step request that was refused because of its topic: when last, and why.
@@ -273,6 +275,7 @@ impl Owned {
             renewal_sent_at: owned_at,
             releasing_since: None,
             inbox_end_awaited: false,
+            paused_again: false,
             blocked: Vec::new(),
             unsent: BTreeMap::new(),
         }

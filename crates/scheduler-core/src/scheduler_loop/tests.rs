@@ -260,3 +260,54 @@ fn an_answer_after_the_shard_was_dropped_has_no_effect() {
     fixture.committed(number);
     assert!(fixture.sent().is_none());
 }
+
+#[test]
+fn a_shard_restarts_if_its_lease_is_renewed_after_messages_were_withheld() {
+    let mut fixture = Fixture::owned();
+    let (shard, generation) = (SHARD, fixture.generation());
+    let number = fixture.begin();
+    fixture.pass(4 * SECOND);
+    let is_renewed = |effect| matches!(effect, Effect::Renew { .. }).then_some(());
+    fixture.until(is_renewed);
+    // The renewal was sent in time, but its answer arrives after the lease has ended.
+    fixture.advance(5 * SECOND);
+    fixture.committed(number);
+    assert!(fixture.sent().is_none(), "the lease has ended");
+    let result = Ok(true);
+    fixture.take(Input::Renewed {
+        shard,
+        generation,
+        result,
+    });
+    fixture.turn();
+    assert!(!fixture.runs(), "nothing would send the messages");
+}
+
+#[test]
+fn time_outs_wait_for_the_replies_of_the_latest_pause() {
+    let mut fixture = Fixture::owned();
+    let (shard, generation) = (SHARD, fixture.generation());
+    let number = fixture.begin();
+    fixture.committed(number);
+    assert!(fixture.sent().is_some(), "the step is requested");
+    let end = Ok(Offset(0));
+    let ended = || Input::InboxEnd {
+        shard,
+        generation,
+        end: end.clone(),
+    };
+    // The attempt times out during the first of two pauses.
+    for _ in 0..2 {
+        fixture.advance(3 * SECOND);
+        fixture.turn();
+    }
+    fixture.take(ended());
+    fixture.turn();
+    assert!(
+        fixture.written().is_none(),
+        "its reply may have arrived during the second pause"
+    );
+    fixture.take(ended());
+    fixture.turn();
+    assert!(fixture.written().is_some(), "it timed out");
+}

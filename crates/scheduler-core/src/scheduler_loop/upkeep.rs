@@ -238,9 +238,13 @@ impl SchedulerLoop {
             .map(|(&shard, _)| shard)
             .collect();
         for shard in expired {
-            self.effects.push(Effect::Note(Note::LeaseLost));
-            self.give_up(shard, "the lease expired", now);
+            self.expired(shard, now);
         }
+    }
+
+    fn expired(&mut self, shard: ShardId, now: Now) {
+        self.effects.push(Effect::Note(Note::LeaseLost));
+        self.give_up(shard, "the lease expired", now);
     }
 
     /// Renews leases, and stores checkpoints with them.
@@ -331,6 +335,8 @@ impl SchedulerLoop {
                 }
                 self.forget_gone();
             }
+            // Messages may have been withheld since the lease ended, and nothing would send them.
+            Ok(true) if !owned.lease.is_valid(now.boot) => self.expired(shard, now),
             Ok(true) => {
                 let stamp_limit = renewal.row.stamp_limit;
                 let filter = owned.filter.clone();
