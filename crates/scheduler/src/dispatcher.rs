@@ -77,6 +77,8 @@ pub(super) struct Dispatcher {
     buffer: Vec<u8>,
     /// Until when the messages being sent may wait for room in the queue.
     wait_until: Instant,
+    /// From when on the messages being sent must not be sent, if their shard's lease ends.
+    lease_ends: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -125,6 +127,7 @@ impl Dispatcher {
             settled: mpsc::channel(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
+            lease_ends: None,
         })
     }
 
@@ -149,7 +152,8 @@ impl Dispatcher {
         mut messages: Vec<Message>,
         valid_until: BootTime,
     ) {
-        if boot_clock() >= valid_until {
+        let boot_time = boot_clock();
+        if boot_time >= valid_until {
             let result = Err(Undelivered::LeaseEnded);
             // The receiver is a field of this type.
             let _ = self.settled.0.send(Settled { number, result });
@@ -166,7 +170,10 @@ impl Dispatcher {
             let result = result.map_err(Undelivered::Failed);
             let _ = sender.send(Settled { number, result });
         });
-        self.wait_until = Instant::now() + QUEUE_PATIENCE;
+        let now = Instant::now();
+        let lease_ends = now + valid_until.since(boot_time);
+        self.wait_until = lease_ends.min(now + QUEUE_PATIENCE);
+        self.lease_ends = Some(lease_ends);
         let mut buffer = std::mem::take(&mut self.buffer);
         for message in &mut messages {
             if let Message::Step(request) = message {
@@ -209,6 +216,7 @@ impl Dispatcher {
             }
         });
         self.wait_until = Instant::now();
+        self.lease_ends = None;
         let mut buffer = std::mem::take(&mut self.buffer);
         let address = (self.topics.step_replies(), asker.partition);
         self.keyed(address, operation, &reply, None, &mut buffer, &settlement);
@@ -608,7 +616,13 @@ impl Dispatcher {
     }
 
     fn enqueue(&self, record: &OutRecord<'_>, settlement: &Arc<Settlement>) {
-        let patience = self.wait_until.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        if self.lease_ends.is_some_and(|ends| now >= ends) {
+            // The messages before it waited for room.
+            let code = ErrorCode::QueueFull;
+            return settlement.fail(ProduceError::Refused { code });
+        }
+        let patience = self.wait_until.saturating_duration_since(now);
         let Err(refused) = self
             .producer
             .send_or_wait(record, settlement.clone(), patience)

@@ -314,3 +314,17 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     assert_eq!(replies, [proven]);
     assert_eq!(nonces().verify(&replies[0]), Ok(()));
 }
+
+#[test]
+fn nothing_is_sent_after_the_lease_has_ended() {
+    let mut fixture = Fixture::new();
+    let there = request("elsewhere");
+    let messages = vec![Message::Step(there)];
+    fixture
+        .dispatcher
+        .send(SendNumber(7), asker(), messages, boot_clock());
+    assert_eq!(fixture.settled(), Err(Undelivered::LeaseEnded));
+    fixture.dispatcher.producer.flush(PATIENCE).unwrap();
+    let elsewhere = fixture.topics.step_requests("elsewhere");
+    assert!(fixture.values::<StepRequest>(&elsewhere).is_empty());
+}
