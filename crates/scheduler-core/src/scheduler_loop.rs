@@ -122,11 +122,6 @@ impl SchedulerLoop {
         self.stopping.is_some() && slots.all(|slot| !matches!(slot.state, SlotState::Owned(_)))
     }
 
-    /// The shards of this process, in order.
-    pub fn slots(&self) -> impl Iterator<Item = (ShardId, &Slot)> {
-        self.slots.iter().map(|(&shard, slot)| (shard, slot))
-    }
-
     /// A shard of this process.
     #[must_use]
     pub fn slot(&self, shard: ShardId) -> Option<&Slot> {
