@@ -190,6 +190,7 @@ impl Partition {
             &dir,
             &config,
             limits.syncs.ends.of((topic_id, index)),
+            limits.syncs.ends.has_rebooted(),
             limits.producers_max,
         )?;
         let bytes = active.bytes

@@ -7,8 +7,10 @@
 //!
 //! What must hold:
 //!
-//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one. It is then
-//!   cut off. Other damage, or an end before the synced end, refuses the log; `repair` is for that.
+//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one, or if the
+//!   machine has booted since and the tail was not synced: a power failure leaves unsynced writes
+//!   out of order. It is then cut off. Other damage, or an end before the synced end, refuses the
+//!   log; `repair` is for that.
 //! * **Unsynced data is rewritten before it is visible.** It may be clean in the page cache
 //!   although the disk never got it; a sync alone would succeed and write nothing.
 //! * **A start needs no space.** Anything that a full disk cannot take is optional.
@@ -16,7 +18,7 @@
 //! Not detected: records acknowledged in the last second before the broker died (see
 //! [`synced`](super::synced)), if the disk lost them from the log's end at a batch boundary; a
 //! damaged last batch of that second; a damaged batch of a closed segment with an index, until it
-//! is read. A power loss may leave unsynced writes out of order: that refuses the log, too.
+//! is read; damage of another cause behind the synced end, if the machine has booted since.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -45,11 +47,13 @@ pub(super) struct Recovered {
     pub(super) producers: Producers,
 }
 
-/// Opens the log in `dir`, or begins one there. A torn tail is cut off.
+/// Opens the log in `dir`, or begins one there. A torn tail is cut off. `has_rebooted` says that the
+/// machine has booted since the log was open.
 pub(super) fn recover(
     dir: &Path,
     config: &TopicConfig,
     synced_end: Option<i64>,
+    has_rebooted: bool,
     producers_max: usize,
 ) -> Result<Recovered, LogError> {
     fs::create_dir_all(dir).map_err(LogError::of("cannot create", dir))?;
@@ -72,7 +76,8 @@ pub(super) fn recover(
     let Some(active) = segments.pop() else {
         unreachable!("there is at least one segment");
     };
-    if !active.is_whole(later.first().copied()) {
+    let is_synced = synced_end.unwrap_or(0) > active.index.next_offset;
+    if !active.is_whole(later.first().copied()) && (is_synced || !has_rebooted) {
         active.refuse_unless_torn(dir, later)?;
     }
     let end = active.index.next_offset;
@@ -88,7 +93,7 @@ pub(super) fn recover(
     }
     active.cut(dir)?;
     for &base in later {
-        remove_empty(dir, base)?;
+        remove(dir, base)?;
     }
     for segment in segments.iter().filter(|segment| !segment.has_index) {
         segment.write_again(synced_end)?;
@@ -256,9 +261,9 @@ impl Segment {
     }
 }
 
-/// Removes a segment that follows a torn tail and holds nothing valid.
-fn remove_empty(dir: &Path, base: i64) -> Result<(), LogError> {
+/// Removes a segment that follows a torn tail.
+fn remove(dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
-    tracing::warn!(path = %path.display(), "removed a segment without a valid batch after a torn tail");
+    tracing::warn!(path = %path.display(), "removed a segment after a torn tail");
     fs::remove_file(&path).map_err(LogError::of("cannot remove", &path))
 }

@@ -13,6 +13,7 @@ use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
 use super::disk::faults::{self, Op};
+use super::segment::segment_path;
 use super::*;
 use crate::TopicConfig;
 use crate::log::{SyncQueue, SyncThreads};
@@ -46,8 +47,12 @@ fn log_dir(dir: &TempDir) -> PathBuf {
 
 impl Fixture {
     fn open(dir: &TempDir, config: TopicConfig) -> Result<Self, LogError> {
+        Self::open_with(dir, config, SyncedEnds::load(dir.path()))
+    }
+
+    fn open_with(dir: &TempDir, config: TopicConfig, ends: SyncedEnds) -> Result<Self, LogError> {
         let counters = Arc::new(Counters::default());
-        let syncs = SyncQueue::new(Arc::clone(&counters), SyncedEnds::load(dir.path()));
+        let syncs = SyncQueue::new(Arc::clone(&counters), ends);
         let threads = SyncThreads::start(Arc::clone(&syncs)).unwrap();
         let limits = Limits {
             producers_max: 10,
@@ -386,4 +391,58 @@ async fn an_index_that_does_not_fit_on_the_disk_is_written_later() {
     drop(fixture);
     let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     assert_eq!(fixture.partition.high_watermark(), 3);
+}
+
+/// Flips a bit in the batch with this number, of one record, in the first segment.
+fn flip(dir: &TempDir, number: usize) {
+    let path = segment_path(&log_dir(dir), 0);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[(number + 1) * one().len() - 1] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// A partition on a machine that has booted for this time. Four records are appended to it.
+fn appended_after_boot(dir: &TempDir, config: TopicConfig, boot: &str) -> Result<i64, LogError> {
+    let ends = SyncedEnds::load_on(dir.path(), Some(boot.to_owned()));
+    let fixture = Fixture::open_with(dir, config, ends)?;
+    fixture.syncs.ends.logs_are_open().unwrap();
+    let end = fixture.partition.high_watermark();
+    for _ in 0..4 {
+        fixture.append(&one()).unwrap();
+    }
+    Ok(end)
+}
+
+#[test]
+fn unsynced_damage_is_a_torn_tail_only_after_a_reboot() {
+    let dir = TempDir::new().unwrap();
+    let unsynced = TopicConfig::default();
+    appended_after_boot(&dir, unsynced, "first").unwrap();
+    flip(&dir, 2);
+    let refused = appended_after_boot(&dir, unsynced, "first");
+    assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
+    // A start that opens no log changes nothing.
+    let ends = SyncedEnds::load_on(dir.path(), Some("second".to_owned()));
+    ends.store().unwrap();
+    let end = appended_after_boot(&dir, unsynced, "second").unwrap();
+    assert_eq!(end, 2);
+    let end = appended_after_boot(&dir, unsynced, "second").unwrap();
+    assert_eq!(end, 6);
+}
+
+#[tokio::test]
+async fn synced_damage_refuses_the_log_after_a_reboot_too() {
+    let dir = TempDir::new().unwrap();
+    let ends = SyncedEnds::load_on(dir.path(), Some("first".to_owned()));
+    let fixture = Fixture::open_with(&dir, synced(), ends).unwrap();
+    for _ in 0..3 {
+        assert!(fixture.produce().await.unwrap());
+    }
+    until("the synced end is stored", || {
+        SyncedEnds::load(dir.path()).of(KEY) == Some(3)
+    });
+    drop(fixture);
+    flip(&dir, 1);
+    let refused = appended_after_boot(&dir, synced(), "second");
+    assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
 }
