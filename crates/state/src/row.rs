@@ -10,18 +10,6 @@ use waybill_engine::{
 use crate::attention::AttentionEntry;
 use crate::due::DueEntry;
 
-/// A stored row that cannot be read.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the stored {what} of operation {id} cannot be read: {cause}")]
-pub struct CorruptRow {
-    /// The operation.
-    pub id: OperationId,
-    /// Which part of the row it is.
-    pub what: &'static str,
-    /// What is wrong with it.
-    pub cause: String,
-}
-
 /// The result of reading one operation: its row, `None` if there is none or its retention has
 /// passed, or why it cannot be read.
 pub type RowRead = Result<Option<OperationRow>, CorruptRow>;
@@ -78,4 +66,16 @@ pub struct Written {
     /// Unreadable rows that the batch replaced. A store that would otherwise lose the old bytes
     /// keeps them aside.
     pub replaced: Vec<CorruptRow>,
+}
+
+/// A stored row that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the stored {what} of operation {id} cannot be read: {cause}")]
+pub struct CorruptRow {
+    /// The operation.
+    pub id: OperationId,
+    /// Which part of the row it is.
+    pub what: &'static str,
+    /// What is wrong with it.
+    pub cause: String,
 }

@@ -64,7 +64,8 @@ pub use takeable::takeable;
 pub use waybill_state::{
     AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, Begins, Checkpoint, CorruptRow,
     DUE_BUCKETS_AGAIN, DueBucket, DueEntry, Followed, KeptRow, Layout, LayoutError,
-    LayoutGeneration, Lease, LeaseKey, LeaseRole, Retired, RowRead, RowWrite, WriteBatch, Written,
+    LayoutGeneration, Lease, LeaseKey, LeaseRole, LeaseStatus, LeaseWatch, Retired, RowRead,
+    RowWrite, WriteBatch, Written,
 };
 
 /// The state store.

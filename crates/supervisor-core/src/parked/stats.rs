@@ -4,7 +4,9 @@ use waybill_engine::Timestamp;
 
 /// How many operations of one state are parked, and since when the oldest is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct ParkedStats {
-    pub(super) count: usize,
-    pub(super) oldest: Option<Timestamp>,
+pub struct ParkedStats {
+    /// How many there are.
+    pub count: usize,
+    /// Since when the oldest one is parked.
+    pub oldest: Option<Timestamp>,
 }

@@ -13,11 +13,11 @@
 //!
 //! Handled entries are remembered until the last read.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use waybill_engine::Timestamp;
-use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
+use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 
 /// Maximum number of buckets in one pass; the next pass continues from there.
 const BUCKETS_MAX: i64 = 120;
@@ -37,7 +37,7 @@ const REMEMBERED_MAX: usize = 100_000;
 
 /// The progress of a sweep over an index shard.
 #[derive(Debug)]
-pub(super) struct Sweep {
+pub(crate) struct Sweep {
     /// The first bucket not yet read again since the cursor passed it.
     passed: DueBucket,
     cursor: DueBucket,
@@ -50,7 +50,7 @@ pub(super) struct Sweep {
 /// A bucket that was read, and will be read again.
 #[derive(Debug, Default)]
 struct OpenBucket {
-    dealt_with: HashSet<DueEntry>,
+    dealt_with: BTreeSet<DueEntry>,
     /// It was read completely after its end.
     ended: bool,
     /// It was read completely after its end and the grace period.
@@ -59,7 +59,7 @@ struct OpenBucket {
 
 impl Sweep {
     /// Continues from a durable cursor.
-    pub(super) fn new(cursor: DueBucket, grace: Duration) -> Self {
+    pub(crate) fn new(cursor: DueBucket, grace: Duration) -> Self {
         Self {
             passed: DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)),
             cursor,
@@ -70,7 +70,7 @@ impl Sweep {
     }
 
     /// The buckets to read now, in order.
-    pub(super) fn to_read(&self, now: Timestamp) -> Vec<DueBucket> {
+    pub(crate) fn to_read(&self, now: Timestamp) -> Vec<DueBucket> {
         let last = DueBucket::of(now).0.min(self.cursor.0 + BUCKETS_MAX);
         let again = self.passed.0..self.cursor.0;
         let ahead =
@@ -83,14 +83,14 @@ impl Sweep {
     }
 
     /// Whether an entry was not handled, and is due or will not be read again.
-    pub(super) fn is_new(&self, bucket: DueBucket, entry: &DueEntry, now: Timestamp) -> bool {
+    pub(crate) fn is_new(&self, bucket: DueBucket, entry: &DueEntry, now: Timestamp) -> bool {
         let open = self.open.get(&bucket);
         let is_up = entry.due <= now || bucket < self.cursor;
         is_up && !open.is_some_and(|open| open.dealt_with.contains(entry))
     }
 
     /// Entries of a bucket were handled: their recoveries are acknowledged.
-    pub(super) fn dealt_with(&mut self, bucket: DueBucket, entries: &[DueEntry]) {
+    pub(crate) fn dealt_with(&mut self, bucket: DueBucket, entries: &[DueEntry]) {
         let open = self.open.entry(bucket).or_default();
         let room = REMEMBERED_MAX.saturating_sub(open.dealt_with.len());
         open.dealt_with.extend(entries.iter().take(room));
@@ -98,7 +98,7 @@ impl Sweep {
 
     /// A bucket was read completely, starting at `began`, and all its due entries, if any, were
     /// handled.
-    pub(super) fn was_read(&mut self, bucket: DueBucket, began: Timestamp, is_empty: bool) {
+    pub(crate) fn was_read(&mut self, bucket: DueBucket, began: Timestamp, is_empty: bool) {
         if bucket < self.cursor {
             if bucket == self.passed {
                 self.passed = DueBucket(bucket.0 + 1);
@@ -119,7 +119,7 @@ impl Sweep {
 
     /// The next position of the durable cursor: it passes complete buckets, and only once the
     /// buckets that it passed before were read again.
-    pub(super) fn next_cursor(&self) -> Option<DueBucket> {
+    pub(crate) fn next_cursor(&self) -> Option<DueBucket> {
         let is_complete = |bucket| {
             self.open
                 .get(&DueBucket(bucket))
@@ -132,25 +132,25 @@ impl Sweep {
     }
 
     /// The cursor is durable there. Returns whether it has moved as far as possible.
-    pub(super) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
+    pub(crate) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
     }
 
     /// Where the cursor may skip to if it is far behind and finds no entries. Reading every bucket
     /// of the years by which a wrong clock was behind would take hours.
-    pub(super) fn may_skip_to(&self, now: Timestamp) -> Option<DueBucket> {
+    pub(crate) fn may_skip_to(&self, now: Timestamp) -> Option<DueBucket> {
         let is_far_behind = self.cursor < DueBucket::of(now - BEHIND_MAX);
         (is_far_behind && self.empty >= EMPTY_MIN).then(|| DueBucket::of(now - SKIP_TO))
     }
 
     /// The cursor is durable there, although the buckets before it were not read.
-    pub(super) fn skip_to(&mut self, cursor: DueBucket) {
+    pub(crate) fn skip_to(&mut self, cursor: DueBucket) {
         *self = Self::new(cursor, self.grace);
     }
 
     /// How far the sweep is behind.
-    pub(super) fn behind(&self, now: Timestamp) -> Duration {
+    pub(crate) fn behind(&self, now: Timestamp) -> Duration {
         let unread = (self.cursor.0..=DueBucket::of(now).0).map(DueBucket);
         let mut unread =
             unread.filter(|bucket| !self.open.get(bucket).is_some_and(|open| open.ended));
