@@ -13,6 +13,7 @@
 
 mod journal;
 pub mod keyspaces;
+mod lock;
 mod record;
 mod rewrite;
 mod synced;
@@ -24,6 +25,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use self::keyspaces::{Depth, is_created};
+pub use self::lock::lock;
 pub use self::synced::{Prepared, Synced};
 
 /// Prepares the store in `dir` for opening: verifies its journals and its other files, restores
