@@ -16,7 +16,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use waybill_engine::{BootTime, Timestamp};
+use waybill_engine::{BootTime, Now, Timestamp};
 
 pub use boot::{Suspensions, boot_clock};
 pub use filter::{Change, HOLD, STEP_MIN, StepFilter};
@@ -51,16 +51,16 @@ static FILTER: LazyLock<Mutex<StepFilter>> = LazyLock::new(|| {
 /// The current time, without steps of the system's wall clock shorter than [`HOLD`].
 #[must_use]
 pub fn wall_clock() -> Timestamp {
-    clocks().0
+    clocks().wall
 }
 
 /// The [`wall_clock`] and the [`boot_clock`], read together.
 #[must_use]
-pub fn clocks() -> (Timestamp, BootTime) {
+pub fn clocks() -> Now {
     let mut filter = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
     // Read under the lock, so that the filter sees readings in order.
     let (wall, boot) = read_both();
-    let (now, change) = filter.read(wall, boot);
+    let (wall, change) = filter.read(wall, boot);
     drop(filter);
     match change {
         None => {}
@@ -77,7 +77,7 @@ pub fn clocks() -> (Timestamp, BootTime) {
             "adopted a step of the wall clock"
         ),
     }
-    (now, boot)
+    Now { wall, boot }
 }
 
 /// The system's wall clock, unfiltered.

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use waybill_engine::{BatchNumber, BootTime, Command, Event, Message, PartitionId, ShardId};
+use waybill_engine::{BatchNumber, BootTime, Command, Event, Message, Now, PartitionId, ShardId};
 use waybill_state::{AttentionEntry, DueEntry, RowWrite, WriteBatch, Written};
 
 use crate::effect::{Effect, LoopError, Note};
@@ -20,7 +20,6 @@ use crate::input::{Asker, CommitNumber, Generation, SendNumber, Undelivered};
 use crate::linger::GroupCommitLinger;
 use crate::slot::{Slot, SlotState};
 use crate::task::{Task, TaskError};
-use crate::time::Now;
 
 /// Maximum sleep of the loop while messages are unacknowledged. Acknowledgements move checkpoints
 /// and free room, but do not wake the loop.

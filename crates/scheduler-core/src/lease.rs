@@ -6,10 +6,8 @@
 
 use std::time::Duration;
 
-use waybill_engine::{BootTime, ByPriority, Offset, OwnerId, Priority, Stamp, Timestamp};
+use waybill_engine::{BootTime, ByPriority, Now, Offset, OwnerId, Priority, Stamp, Timestamp};
 use waybill_state::{Checkpoint, Lease};
-
-use crate::time::Now;
 
 /// How long leases last.
 #[derive(Clone, Copy, Debug)]

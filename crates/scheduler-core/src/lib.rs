@@ -26,8 +26,8 @@ mod own;
 mod scheduler_loop;
 mod settings;
 mod slot;
+mod standstill;
 mod task;
-mod time;
 
 pub use amount::Amount;
 pub use checkpoint_check::remember_topics;
@@ -44,4 +44,3 @@ pub use scheduler_loop::SchedulerLoop;
 pub use settings::LoopSettings;
 pub use slot::{Owned, Slot, SlotState};
 pub use task::{Panicked, StoreFailure, StoreFailureKind, Task, TaskError};
-pub use time::Now;

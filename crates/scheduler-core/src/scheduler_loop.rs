@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    BootTime, EngineConfig, EngineStats, Event, Offset, OperationId, OwnerId, ShardId, StepReply,
-    Workflows,
+    BootTime, EngineConfig, EngineStats, Event, Now, Offset, OperationId, OwnerId, ShardId,
+    StepReply, Workflows,
 };
 use waybill_state::{Layout, RowRead};
 
@@ -38,8 +38,8 @@ use crate::effect::{Effect, LoopError, Note};
 use crate::input::{Arrived, Asker, CallerId, Generation, Input};
 use crate::settings::LoopSettings;
 use crate::slot::{Owned, Slot, SlotState};
+use crate::standstill::{Standstill, Standstills};
 use crate::task::{Panicked, Task, TaskError};
-use crate::time::{Now, Standstill, Standstills};
 
 /// Maximum sleep of the loop when no input arrives.
 const ITERATION_MAX: Duration = Duration::from_millis(50);

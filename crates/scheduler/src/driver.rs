@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use waybill_clock::{Suspensions, boot_clock};
-use waybill_engine::{ByPriority, PartitionId, Priority, ShardId, Source, Timestamp};
+use waybill_clock::{Suspensions, boot_clock, clocks};
+use waybill_engine::{ByPriority, Now, PartitionId, Priority, ShardId, Source, Timestamp};
 use waybill_scheduler_core::{
-    Amount, CallerId, CommitNumber, ControlError, Effect, Generation, Input, Now, Own,
-    SchedulerLoop, Task, TaskError,
+    Amount, CallerId, CommitNumber, ControlError, Effect, Generation, Input, Own, SchedulerLoop,
+    Task, TaskError,
 };
 use waybill_state::WriteBatch;
 use waybill_store::Store;
@@ -35,7 +35,6 @@ use self::notes::Notes;
 use super::consumers::Consumers;
 use super::dispatcher::Dispatcher;
 use super::incoming::{Incoming, Inputs};
-use super::time::now;
 use super::view::Views;
 use super::{index, spans, tasks};
 
@@ -139,10 +138,10 @@ impl Driver {
                 records,
             } => {
                 self.parts.consumers.credit(source).received(amount);
-                self.give(Input::Records(records), now());
+                self.give(Input::Records(records), clocks());
             }
             Incoming::Answered => {
-                let now = now();
+                let now = clocks();
                 for (asker, reply) in self.parts.dispatcher.answers() {
                     self.give(Input::Replied { asker, reply }, now);
                 }
@@ -160,14 +159,14 @@ impl Driver {
                     running,
                     caller,
                 };
-                self.give(input, now());
+                self.give(input, clocks());
             }
             Incoming::Input(input) => {
                 let committed = match &input {
                     Input::Committed { number, .. } => Some(*number),
                     _ => None,
                 };
-                self.give(input, now());
+                self.give(input, clocks());
                 self.spans.take_if(|(number, _)| Some(*number) == committed);
             }
         }
@@ -182,7 +181,7 @@ impl Driver {
     /// A turn of the loop, with what was acknowledged until then.
     fn turn(&mut self, all_taken: bool) {
         let suspended = self.suspensions.check();
-        let now = now();
+        let now = clocks();
         while let Some(settled) = self.parts.dispatcher.settled() {
             self.give(settled.into(), now);
         }
@@ -198,7 +197,7 @@ impl Driver {
             views,
             ..
         } = &mut self.parts;
-        views.show(&mut self.scheduler_loop, consumers, now());
+        views.show(&mut self.scheduler_loop, consumers, clocks());
         dispatcher.show();
         for (caller, result) in self.answers.drain(..) {
             if let Some(answer) = self.callers.remove(&caller) {

@@ -27,7 +27,6 @@ mod nonces;
 mod ownership;
 mod spans;
 mod tasks;
-mod time;
 mod unreadable;
 mod view;
 
@@ -42,6 +41,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 use waybill_agent::http::NamedHandler;
 use waybill_agent::{DirectAgents, DirectConfig};
+use waybill_clock::clocks;
 use waybill_engine::{EngineConfig, OwnerId, ShardId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
@@ -250,7 +250,7 @@ impl Scheduler {
             workflows,
             owner,
             layout,
-            time::now(),
+            clocks(),
         );
         let parts = DriverParts {
             own: settings.own,

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use waybill_clock::wall_clock;
+use waybill_clock::{clocks, wall_clock};
 use waybill_engine::{OwnerId, PartitionId, ShardId};
 use waybill_scheduler_core::{HeldLease, LeaseTerms, remember_topics};
 use waybill_state::{DueBucket, Layout, LayoutGeneration, LeaseKey};
@@ -20,7 +20,6 @@ use waybill_topology::shards;
 
 use super::acquire_error::AcquireError;
 use super::foreign_state::FirstOwner;
-use super::time;
 
 /// Acquires the lease of a shard of a generation of `layout`. Waits for the lease of a silent owner
 /// to expire, and for the owners of the shards that it follows. Returns early only if the store
@@ -62,7 +61,7 @@ pub(super) async fn acquire(
                 begun
             }
         };
-        let held = HeldLease::taking(begun, owner, terms, time::now());
+        let held = HeldLease::taking(begun, owner, terms, clocks());
         if !store.take_lease(seen, held.row.clone()).await? {
             tracing::info!(
                 %shard,

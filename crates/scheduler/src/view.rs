@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{ByPriority, EngineStats, Offset, Priority, ShardId};
-use waybill_scheduler_core::{Now, Own, SchedulerLoop, Slot, SlotState};
+use waybill_engine::{ByPriority, EngineStats, Now, Offset, Priority, ShardId};
+use waybill_scheduler_core::{Own, SchedulerLoop, Slot, SlotState};
 use waybill_state::Layout;
 use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 

@@ -1,12 +1,11 @@
 //! Admission: which waiting requests start, and how much the consumers may read ahead.
 
-use waybill_engine::{ByPriority, Priority, Room, ShardId};
+use waybill_engine::{ByPriority, Now, Priority, Room, ShardId};
 
 use super::SchedulerLoop;
 use crate::amount::{Amount, room_beside};
 use crate::effect::Effect;
 use crate::slot::SlotState;
-use crate::time::Now;
 
 impl SchedulerLoop {
     /// The total that all engines hold.

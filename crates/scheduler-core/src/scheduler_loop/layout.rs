@@ -6,7 +6,7 @@
 //! follows were taken over (`ownership`), wherever they ran. A shard whose partition changes in the
 //! new layout continues until it has read its old partition to the end.
 
-use waybill_engine::BootTime;
+use waybill_engine::{BootTime, Now};
 use waybill_state::Layout;
 
 use super::SchedulerLoop;
@@ -14,7 +14,6 @@ use crate::effect::Effect;
 use crate::settings::LoopSettings;
 use crate::slot::{Slot, SlotState};
 use crate::task::TaskError;
-use crate::time::Now;
 
 /// When the layout is read.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! releases shards, gracefully or because the lease is lost.
 
 use waybill_engine::{
-    ByPriority, Event, LayoutShard, Ownership, PartitionEngine, Priority, ShardFilter,
+    ByPriority, Event, LayoutShard, Now, Ownership, PartitionEngine, Priority, ShardFilter,
     ShardHandover, ShardId, Source,
 };
 use waybill_state::{Checkpoint, Layout, Lease};
@@ -16,7 +16,6 @@ use crate::lease::{AcquireError, HeldLease};
 use crate::log_offsets::LogEnds;
 use crate::slot::{Differing, Owned, Slot, SlotState};
 use crate::task::TaskError;
-use crate::time::Now;
 
 impl SchedulerLoop {
     /// Starts acquiring the lease of every shard that should run and is idle.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    BootTime, CreateRequest, IdOrigin, Message, OperationId, OperationRow, Outcome, PartitionId,
-    RequestHash, StatusKind, StepReply, Timestamp, partition_for,
+    BootTime, CreateRequest, IdOrigin, Message, Now, OperationId, OperationRow, Outcome,
+    PartitionId, RequestHash, StatusKind, StepReply, Timestamp, partition_for,
 };
-use waybill_scheduler_core::{Asker, LogEnds, Now};
+use waybill_scheduler_core::{Asker, LogEnds};
 use waybill_state::{Lease, LeaseKey, RowRead, WriteBatch};
 
 use crate::judge::Judge;

@@ -1,20 +1,11 @@
-//! The time that the loop decides by, and the detection of pauses of the loop.
+//! The detection of pauses of the loop.
 
 use std::time::Duration;
 
-use waybill_engine::{BootTime, Timestamp};
+use waybill_engine::BootTime;
 
 /// A turn that takes this much longer than allowed means that the process was paused.
 const STANDSTILL: Duration = Duration::from_secs(2);
-
-/// The time at which the loop takes an input or makes a turn. The loop reads no clock itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Now {
-    /// The current time. It may go back; the engine then re-evaluates everything that waits.
-    pub wall: Timestamp,
-    /// For durations and leases. It never goes back.
-    pub boot: BootTime,
-}
 
 /// Why the loop did not run for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
