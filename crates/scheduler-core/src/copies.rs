@@ -17,12 +17,15 @@ pub(crate) fn others(layout: &Layout, written: &Lease) -> Option<Vec<LeaseKey>> 
 }
 
 /// The checkpoint of a whole partition, from the lease that was just written and those of
-/// [`others`]; `None` while one of them has not begun.
+/// [`others`]; `None` while one of them has not begun, or if the layout has changed since.
 pub(crate) fn of_partition(
     layout: &Layout,
     written: &Lease,
     others: &[Option<Lease>],
 ) -> Option<Checkpoint> {
+    if layout.generation() != written.key.generation {
+        return None;
+    }
     let mut lowest = written.checkpoint;
     if let Some(begin) = layout.to_begin(written.partition) {
         lowest = lowest.lowest(Checkpoint::at(begin));
@@ -74,5 +77,8 @@ mod tests {
         assert_eq!(copied(&[Some(lease(1, 1, 9))]), Some(Offset(7)));
         assert_eq!(copied(&[None]), None, "it has not begun");
         assert_eq!(others(&layout, &lease(0, 0, 7)), None, "it leaves");
+        let later = layout.successor(first.scheme()).unwrap();
+        let since = of_partition(&later, &written, &[Some(lease(1, 1, 5))]);
+        assert_eq!(since, None, "the layout has changed");
     }
 }
