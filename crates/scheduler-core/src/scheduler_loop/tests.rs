@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use uuid::Uuid;
 use waybill_engine::{
     CreateRequest, IdOrigin, Message, OperationRequest, PartitionId, Priority, RequestHash,
-    StepDefinition, Timestamp, Workflow, WorkflowDefinition,
+    ShardingScheme, StepDefinition, Timestamp, Workflow, WorkflowDefinition,
 };
 use waybill_state::{Lease, LeaseKey, Written};
 
@@ -29,7 +29,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new() -> Self {
+    fn new(layout: Layout) -> Self {
         let settings = LoopSettings {
             own: Own::All,
             store_is_exclusive: false,
@@ -57,7 +57,6 @@ impl Fixture {
             wall: Timestamp::from_millis(1_700_000_000_000),
             boot: BootTime::from_micros(60_000_000),
         };
-        let layout = Layout::first(1);
         let config = EngineConfig {
             timeout_grace: Duration::ZERO,
             ..EngineConfig::default()
@@ -72,7 +71,7 @@ impl Fixture {
 
     /// A fixture whose shard has its lease.
     fn owned() -> Self {
-        let mut fixture = Self::new();
+        let mut fixture = Self::new(Layout::first(1));
         fixture.turn();
         let generation = fixture.until(|effect| match effect {
             Effect::Acquire { generation, .. } => Some(generation),
@@ -218,6 +217,15 @@ impl Fixture {
     }
 }
 
+/// A layout of one partition with this many shards, which follows `before`.
+fn layout_after(before: &Layout, shards: u32) -> Layout {
+    let scheme = ShardingScheme {
+        shards_per_partition: shards,
+        ..before.scheme()
+    };
+    before.successor(scheme).unwrap()
+}
+
 #[test]
 fn messages_follow_the_rows_that_intend_them() {
     let mut fixture = Fixture::owned();
@@ -310,4 +318,25 @@ fn time_outs_wait_for_the_replies_of_the_latest_pause() {
     fixture.take(ended());
     fixture.turn();
     assert!(fixture.written().is_some(), "it timed out");
+}
+
+#[test]
+fn a_caller_is_answered_if_the_layout_takes_the_shard_away() {
+    let two = layout_after(&Layout::first(1), 2);
+    let mut fixture = Fixture::new(two.clone());
+    fixture.turn();
+    let (gone, caller) = (ShardId(1), CallerId(7));
+    fixture.take(Input::SetRunning {
+        shard: gone,
+        running: true,
+        caller,
+    });
+    let answered = |effect| match effect {
+        Effect::Answer { caller, result } => Some((caller, result)),
+        _ => None,
+    };
+    assert_eq!(fixture.next(answered), None, "its lease is being acquired");
+    fixture.take(Input::Layout(Ok(Some(layout_after(&two, 1)))));
+    let expected = (caller, Err(ControlError::NotHere(gone)));
+    assert_eq!(fixture.next(answered), Some(expected));
 }

@@ -328,3 +328,17 @@ fn nothing_is_sent_after_the_lease_has_ended() {
     let elsewhere = fixture.topics.step_requests("elsewhere");
     assert!(fixture.values::<StepRequest>(&elsewhere).is_empty());
 }
+
+#[test]
+fn a_message_is_refused_if_the_lease_ended_while_those_before_it_waited() {
+    let mut fixture = Fixture::new();
+    fixture.dispatcher.lease_ends = Some(Instant::now());
+    let (sender, settled) = mpsc::channel();
+    let settlement = Settlement::new(1, move |result| sender.send(result.is_ok()).unwrap());
+    let elsewhere = fixture.topics.step_requests("elsewhere");
+    let record = OutRecord::new(&elsewhere, PartitionId(0), b"key", b"value");
+    fixture.dispatcher.enqueue(&record, &settlement);
+    assert_eq!(settled.recv_timeout(PATIENCE), Ok(false));
+    fixture.dispatcher.producer.flush(PATIENCE).unwrap();
+    assert!(fixture.values::<StepRequest>(&elsewhere).is_empty());
+}
