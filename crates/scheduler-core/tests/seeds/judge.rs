@@ -7,13 +7,47 @@ use waybill_state::Lease;
 
 use crate::world::Logs;
 
+/// What must hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// No message before its row.
+    RowsFirst,
+    /// No message after its sender's lease has ended.
+    OneOwner,
+    /// A checkpoint never passes unfinished work.
+    NothingPassed,
+    /// Once faults have stopped, every shard runs, unless its log has lost unfinished requests, and
+    /// every operation ends.
+    AllEnd,
+}
+
+/// A rule that does not hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Broken {
+    pub rule: Rule,
+    pub what: String,
+}
+
 #[derive(Default)]
 pub struct Judge {
     /// The operations whose final state is on the status topic.
     announced: BTreeSet<OperationId>,
+    /// The first rule that did not hold.
+    broken: Option<Broken>,
 }
 
 impl Judge {
+    pub fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
+    }
+
+    pub fn require(&mut self, holds: bool, rule: Rule, what: impl FnOnce() -> String) {
+        if !holds && self.broken.is_none() {
+            let what = what();
+            self.broken = Some(Broken { rule, what });
+        }
+    }
+
     pub fn announced(&mut self, operation: OperationId) {
         self.announced.insert(operation);
     }
@@ -24,32 +58,30 @@ impl Judge {
 
     /// A message is sent while the store has this lease for its shard.
     pub fn sent(
-        &self,
+        &mut self,
         lease: &Lease,
         message: &Message,
         rows: &BTreeMap<OperationId, OperationRow>,
     ) {
         match message {
             Message::Step(request) => {
-                assert_eq!(
-                    request.epoch, lease.epoch,
-                    "sent after the lease ended: {request:?}"
-                );
-                let row = &rows[&request.operation];
-                let mut names = row.created.step_names.iter();
-                let index = names.position(|name| *name == request.step).unwrap();
-                let step = &row.state.steps[index];
-                assert!(
-                    step.attempt >= request.attempt,
-                    "sent before its row: {request:?}, {step:?}"
-                );
+                self.require(request.epoch == lease.epoch, Rule::OneOwner, || {
+                    format!("{request:?} after the lease was taken: {lease:?}")
+                });
+                let attempt = rows.get(&request.operation).and_then(|row| {
+                    let mut names = row.created.step_names.iter();
+                    let index = names.position(|name| *name == request.step)?;
+                    Some(row.state.steps[index].attempt)
+                });
+                let is_intended = attempt.is_some_and(|attempt| attempt >= request.attempt);
+                self.require(is_intended, Rule::RowsFirst, || {
+                    format!("{request:?}, {attempt:?}")
+                });
             }
             Message::Status(status) if status.kind == StatusKind::Final => {
-                let row = &rows[&status.operation];
-                assert!(
-                    row.state.state.is_final(),
-                    "sent before its row: {status:?}"
-                );
+                let row = rows.get(&status.operation);
+                let is_final = row.is_some_and(|row| row.state.state.is_final());
+                self.require(is_final, Rule::RowsFirst, || format!("{status:?}, {row:?}"));
             }
             _ => {}
         }
@@ -57,7 +89,7 @@ impl Judge {
 
     /// A lease is written: every request below its checkpoint is done.
     pub fn checkpoint(
-        &self,
+        &mut self,
         lease: &Lease,
         logs: &Logs,
         rows: &BTreeMap<OperationId, OperationRow>,
@@ -66,14 +98,13 @@ impl Judge {
         for request in &logs.requests[..done] {
             let operation = request.operation;
             let row = rows.get(&operation);
-            assert!(
-                row.is_some_and(|row| row.state.state.is_final()),
-                "the checkpoint passed unfinished operation {operation}: {row:?}"
-            );
-            assert!(
-                self.is_announced(operation),
-                "the checkpoint passed operation {operation}, whose end was not acknowledged"
-            );
+            let is_final = row.is_some_and(|row| row.state.state.is_final());
+            self.require(is_final, Rule::NothingPassed, || {
+                format!("operation {operation} is unfinished: {row:?}")
+            });
+            self.require(self.is_announced(operation), Rule::NothingPassed, || {
+                format!("the end of operation {operation} is not acknowledged")
+            });
         }
     }
 }

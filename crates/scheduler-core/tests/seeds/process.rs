@@ -1,29 +1,34 @@
 //! A process: the loop, and a driver that performs its effects one at a time on the world. It crashes
 //! between any two of them, pauses, and gets its answers late or not at all.
 
+mod changes;
+mod perform;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    BootTime, EngineConfig, Event, Message, Offset, OperationRequest, OwnerId, PartitionId,
-    Priority, ShardId, StepDefinition, Workflow, WorkflowDefinition, Workflows,
+    EngineConfig, Event, Now, Offset, OperationRequest, OwnerId, PartitionId, Priority, ShardId,
+    Source, StepDefinition, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_scheduler_core::{
-    AcquireError, Arrived, Asker, Assignment, Effect, Generation, HeldLease, Input, LeaseTerms,
-    LoopSettings, Own, Panicked, SchedulerLoop, SendNumber, SlotState, StoreFailure,
-    StoreFailureKind, Task, TaskError, Undelivered,
+    Arrived, Effect, Generation, Input, LeaseTerms, LoopSettings, LostCause, Own, SchedulerLoop,
+    SlotState,
 };
-use waybill_state::{Layout, Lease, LeaseKey, WriteBatch, Written};
+use waybill_state::{Layout, LeaseWatch};
 
+use self::changes::Change;
+pub use self::changes::LateChange;
+use crate::bugs::Bug;
 use crate::world::{PARTITIONS, World};
 
 pub const LEASE: LeaseTerms = LeaseTerms {
     duration: Duration::from_secs(3),
     margin: Duration::from_millis(300),
 };
-/// How often a candidate looks at a lease that another owner has.
-const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+/// By how much the wall clocks of two processes differ at most.
+const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(2);
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Maximum number of records that one poll returns.
 const POLL_MAX: usize = 5;
@@ -38,19 +43,11 @@ enum Work {
     Watch(Candidate),
 }
 
-/// A change of the store.
-enum Change {
-    Write(WriteBatch),
-    Renew(Lease),
-    Take { seen: Option<Lease>, lease: Lease },
-}
-
 /// A shard whose lease is being acquired.
 struct Candidate {
     shard: ShardId,
     generation: Generation,
-    seen: Option<Lease>,
-    unchanged_since: BootTime,
+    watch: LeaseWatch,
 }
 
 /// What a shard reads.
@@ -69,6 +66,13 @@ pub struct Process {
     order: u64,
     reading: BTreeMap<ShardId, Reading>,
     room: usize,
+    /// How far its wall clock is ahead.
+    clock_ahead: Duration,
+    /// No change of the store arrives before this.
+    cut_off_until: Duration,
+    /// How long it was paused.
+    paused_for: Duration,
+    bug: Option<Bug>,
     /// It does nothing before this: it is paused, or waits for a full producer queue.
     busy_until: Duration,
     /// Whether the next messages have waited for a full producer queue.
@@ -77,7 +81,8 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(world: &mut World) -> Self {
+    pub fn new(world: &mut World, bug: Option<Bug>) -> Self {
+        let clock_ahead = world.rng.duration(CLOCK_AHEAD_MAX);
         let owner = OwnerId(world.uuid());
         let settings = LoopSettings {
             own: Own::All,
@@ -112,6 +117,10 @@ impl Process {
             order: 0,
             reading: BTreeMap::new(),
             room: 0,
+            clock_ahead,
+            cut_off_until: Duration::ZERO,
+            paused_for: Duration::ZERO,
+            bug,
             busy_until: world.time,
             has_waited: false,
             turns_at: world.time,
@@ -124,9 +133,48 @@ impl Process {
         slot.is_some_and(|slot| matches!(slot.state(), SlotState::Owned(_)))
     }
 
+    /// Whether it refuses to run a shard.
+    pub fn refuses(&self, shard: ShardId) -> bool {
+        let slot = self.scheduler_loop.slot(shard);
+        slot.is_some_and(|slot| matches!(slot.state(), SlotState::Refused(_)))
+    }
+
+    /// Whether a graceful stop is complete.
+    pub fn is_stopped(&self) -> bool {
+        self.effects.is_empty() && self.scheduler_loop.is_stopped()
+    }
+
+    fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// The time as it reads it.
+    fn now(&self, world: &World) -> Now {
+        let Now { wall, boot } = world.now();
+        let stood_still = match self.has(Bug::ClockStandsStill) {
+            true => self.paused_for,
+            false => Duration::ZERO,
+        };
+        Now {
+            wall: wall + self.clock_ahead,
+            boot: boot - stood_still,
+        }
+    }
+
     /// Stops for a while, with everything that it has begun going on outside.
-    pub fn pause(&mut self, until: Duration) {
-        self.busy_until = self.busy_until.max(until);
+    pub fn pause(&mut self, pause: Duration, world: &World) {
+        self.paused_for += pause;
+        self.busy_until = self.busy_until.max(world.time) + pause;
+    }
+
+    /// Loses the way to the store for a while, but not the way back.
+    pub fn cut_off(&mut self, time: Duration, world: &World) {
+        self.cut_off_until = world.time + time;
+    }
+
+    /// Stops gracefully.
+    pub fn shut_down(&mut self, world: &mut World) {
+        self.give(Input::Shutdown, world);
     }
 
     /// When it next does something.
@@ -138,8 +186,8 @@ impl Process {
         self.busy_until.max(work.min(self.turns_at))
     }
 
-    /// The changes of the store that are under way: they may happen after it has crashed.
-    pub fn crash(self) -> Vec<LateChange> {
+    /// Ends it. Returns the changes of the store that are under way: they may still happen.
+    pub fn end(self) -> Vec<LateChange> {
         let work = self.work.into_iter();
         let changes = work.filter_map(|((at, _), work)| match work {
             Work::Apply(change) => Some(LateChange { at, change }),
@@ -164,7 +212,7 @@ impl Process {
             };
         }
         self.poll(world);
-        let now = world.now();
+        let now = self.now(world);
         self.scheduler_loop.turn(true, None, now);
         self.take_effects();
         let patience = self.scheduler_loop.patience(now.boot);
@@ -198,10 +246,13 @@ impl Process {
             let reading = self.reading.get(&shard);
             reading.is_none_or(|reading| reading.generation != generation) && !self.runs(shard)
         });
-        self.scheduler_loop.take(input, world.now());
+        let now = self.now(world);
+        self.scheduler_loop.take(input, now);
+        let already = self.effects.len();
         self.take_effects();
         if is_dropped {
-            assert!(self.effects.is_empty(), "{of:?}: {:?}", self.effects);
+            let new = self.effects.iter().skip(already);
+            assert_eq!(new.count(), 0, "{of:?}: {:?}", self.effects);
         }
         // It makes a turn once it has taken its inputs.
         self.turns_at = self.turns_at.min(world.time);
@@ -210,6 +261,8 @@ impl Process {
     /// Reads records, as many as there is room for.
     fn poll(&mut self, world: &mut World) {
         let mut records = Vec::new();
+        let mut lost = Vec::new();
+        let skips = self.has(Bug::SkipLogCheck);
         for (&shard, reading) in &mut self.reading {
             let logs = &world.logs[reading.partition.0 as usize];
             let generation = reading.generation;
@@ -220,6 +273,15 @@ impl Process {
                     event,
                 });
             };
+            if reading.requests < logs.first {
+                match skips {
+                    true => reading.requests = logs.first,
+                    false => {
+                        lost.push((shard, generation));
+                        continue;
+                    }
+                }
+            }
             let some = POLL_MAX.min(self.room);
             for request in logs.requests.iter().skip(reading.requests).take(some) {
                 let offset = reading.requests;
@@ -244,9 +306,16 @@ impl Process {
             }
         }
         if !records.is_empty() {
-            self.scheduler_loop
-                .take(Input::Records(records), world.now());
-            self.take_effects();
+            self.give(Input::Records(records), world);
+        }
+        for (shard, generation) in lost {
+            let lost = Input::Lost {
+                source: Source::Requests,
+                generation,
+                shard,
+                cause: LostCause::OutOfRange,
+            };
+            self.give(lost, world);
         }
     }
 
@@ -254,298 +323,4 @@ impl Process {
         self.order += 1;
         self.work.insert((at, self.order), work);
     }
-
-    /// Answers the loop after a delay.
-    fn answer(&mut self, world: &mut World, input: Input) {
-        let at = world.time + world.delay();
-        self.at(at, Work::Answer(Box::new(input)));
-    }
-
-    /// Makes a change of the store. At times its outcome is unknown: it happens late, or never. Returns
-    /// when it happens, if the loop is to learn that.
-    fn change(&mut self, world: &mut World, change: Change, after: Duration) -> Option<bool> {
-        let is_known = !world.fault(8);
-        if is_known {
-            return Some(change.happen(world));
-        }
-        if !world.fault(30) {
-            let at = world.time + after + world.delay() * 20;
-            self.at(at, Work::Apply(change));
-        }
-        None
-    }
-
-    fn perform(&mut self, effect: Effect, world: &mut World) {
-        match effect {
-            Effect::Acquire {
-                shard, generation, ..
-            } => {
-                let candidate = Candidate {
-                    shard,
-                    generation,
-                    seen: world.leases.get(&key(shard)).cloned(),
-                    unchanged_since: world.now().boot,
-                };
-                self.watch(candidate, world);
-            }
-            Effect::HandBack { held, free } => {
-                world.take_lease(Some(&held), &free);
-            }
-            Effect::Renew {
-                shard,
-                generation,
-                lease,
-            } => {
-                let written = self.change(world, Change::Renew(*lease), Duration::ZERO);
-                let result = written.ok_or_else(unknown);
-                self.answer(
-                    world,
-                    Input::Renewed {
-                        shard,
-                        generation,
-                        result,
-                    },
-                );
-            }
-            Effect::Release {
-                shard,
-                generation,
-                held,
-                free,
-            } => {
-                let seen = Some(*held);
-                let lease = *free;
-                let written = self.change(world, Change::Take { seen, lease }, Duration::ZERO);
-                let result = written.ok_or_else(unknown);
-                self.answer(
-                    world,
-                    Input::Renewed {
-                        shard,
-                        generation,
-                        result,
-                    },
-                );
-            }
-            Effect::ReadLeases {
-                shard,
-                generation,
-                keys,
-            } => {
-                let lease = |key: &LeaseKey| world.leases.get(key).cloned();
-                let result = Ok(keys.iter().map(lease).collect());
-                self.answer(
-                    world,
-                    Input::Leases {
-                        shard,
-                        generation,
-                        result,
-                    },
-                );
-            }
-            Effect::ReadLayout => self.answer(world, Input::Layout(Ok(None))),
-            Effect::Load {
-                shard,
-                generation,
-                operations,
-            } => {
-                let panics = world.fault(2);
-                let result = match panics {
-                    true => Err(TaskError::Panicked(Panicked {
-                        task: Task::Load,
-                        message: "planted".to_owned(),
-                    })),
-                    false => Ok(world.read(&operations)),
-                };
-                let loaded = Input::Loaded {
-                    shard,
-                    generation,
-                    result,
-                };
-                // At times it is not answered at all.
-                if !world.fault(2) {
-                    self.answer(world, loaded);
-                }
-            }
-            Effect::Write {
-                number,
-                batch,
-                again_after,
-            } => {
-                let after = again_after.unwrap_or_default();
-                let written = self.change(world, Change::Write(batch), after);
-                let result = written.map(|_| Written::default()).ok_or_else(unknown);
-                if !world.fault(2) {
-                    self.answer(world, Input::Committed { number, result });
-                }
-            }
-            Effect::Send {
-                number,
-                from,
-                messages,
-                valid_until,
-            } => self.send(world, number, from, messages, valid_until),
-            Effect::Assign(assignment) => self.assign(&assignment),
-            Effect::Unassign(shard) => {
-                self.reading.remove(&shard);
-            }
-            Effect::ReadInboxEnd {
-                shard,
-                generation,
-                partition,
-            } => {
-                let end = Ok(world.ends(partition).next.replies);
-                self.answer(
-                    world,
-                    Input::InboxEnd {
-                        shard,
-                        generation,
-                        end,
-                    },
-                );
-            }
-            Effect::OfferRoom { requests, .. } => self.room = requests.normal.records,
-            Effect::Fail(error) => panic!("{error}"),
-            Effect::PassOn { .. }
-            | Effect::Forget(_)
-            | Effect::SetFilter { .. }
-            | Effect::ReadTo { .. }
-            | Effect::CopyCheckpoint { .. }
-            | Effect::Relay
-            | Effect::Answer { .. }
-            | Effect::Note(_) => {}
-        }
-    }
-
-    fn assign(&mut self, assignment: &Assignment) {
-        let from = |offset: Offset| usize::try_from(offset.0).unwrap();
-        let reading = Reading {
-            generation: assignment.generation,
-            partition: assignment.partition,
-            requests: from(assignment.start.at.requests),
-            replies: from(assignment.start.at.replies),
-        };
-        self.reading.insert(assignment.shard, reading);
-    }
-
-    /// Sends messages, after a wait if the producer's queue is full, unless the lease has ended by
-    /// then.
-    fn send(
-        &mut self,
-        world: &mut World,
-        number: SendNumber,
-        from: Asker,
-        messages: Vec<Message>,
-        valid_until: BootTime,
-    ) {
-        if !std::mem::take(&mut self.has_waited) && world.fault(3) {
-            self.has_waited = true;
-            self.busy_until = world.time + Duration::from_micros(world.rng.below(1_000_000));
-            return self.effects.push_front(Effect::Send {
-                number,
-                from,
-                messages,
-                valid_until,
-            });
-        }
-        let result = if world.now().boot >= valid_until {
-            Err(Undelivered::LeaseEnded)
-        } else {
-            let is_lost = world.fault(2);
-            let all = messages.len();
-            let sent = match is_lost {
-                true => world.rng.index(all + 1),
-                false => all,
-            };
-            for message in &messages[..sent] {
-                world.send(from, message);
-            }
-            match sent < all {
-                true => Err(Undelivered::Failed("it timed out".to_owned())),
-                false => Ok(()),
-            }
-        };
-        self.answer(world, Input::Settled { number, result });
-    }
-
-    /// Takes a lease once nobody holds it, or its owner has been silent for long enough.
-    fn watch(&mut self, mut candidate: Candidate, world: &mut World) {
-        let Candidate {
-            shard, generation, ..
-        } = candidate;
-        let now = world.now();
-        let current = world.leases.get(&key(shard)).cloned();
-        if current != candidate.seen {
-            candidate.seen = current.clone();
-            candidate.unchanged_since = now.boot;
-        }
-        let is_silent = |lease: &Lease| {
-            now.boot.since(candidate.unchanged_since) >= lease.duration + LEASE.margin
-        };
-        let may_take = current
-            .as_ref()
-            .is_none_or(|lease| lease.owner.is_none() || is_silent(lease));
-        if !may_take {
-            let at = world.time + WATCH_INTERVAL;
-            return self.at(at, Work::Watch(candidate));
-        }
-        let partition = PartitionId(shard.0);
-        let before = current.clone().unwrap_or_else(|| {
-            Lease::new(key(shard), partition).beginning_at(world.ends(partition).first)
-        });
-        let held = HeldLease::taking(before, self.owner, LEASE, now);
-        let change = Change::Take {
-            seen: current,
-            lease: held.row.clone(),
-        };
-        let result = match self.change(world, change, Duration::ZERO) {
-            Some(true) => Ok((held, world.ends(partition))),
-            Some(false) => Err(AcquireError::Failed("another owner took it".to_owned())),
-            None => Err(AcquireError::Failed("its outcome is unknown".to_owned())),
-        };
-        self.answer(
-            world,
-            Input::Acquired {
-                shard,
-                generation,
-                result,
-            },
-        );
-    }
-}
-
-/// A change of the store that happens after its process has crashed.
-pub struct LateChange {
-    pub at: Duration,
-    change: Change,
-}
-
-impl LateChange {
-    pub fn happen(self, world: &mut World) {
-        self.change.happen(world);
-    }
-}
-
-impl Change {
-    /// Returns whether the store wrote it.
-    fn happen(self, world: &mut World) -> bool {
-        match self {
-            Self::Write(batch) => {
-                world.write(&batch);
-                true
-            }
-            Self::Renew(lease) => world.renew_lease(&lease),
-            Self::Take { seen, lease } => world.take_lease(seen.as_ref(), &lease),
-        }
-    }
-}
-
-fn key(shard: ShardId) -> LeaseKey {
-    LeaseKey::scheduler(Layout::first(PARTITIONS).generation(), shard)
-}
-
-fn unknown() -> TaskError {
-    TaskError::Store(StoreFailure {
-        kind: StoreFailureKind::Unknown,
-        message: "it timed out".to_owned(),
-    })
 }

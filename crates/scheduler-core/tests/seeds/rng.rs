@@ -29,6 +29,12 @@ impl Rng {
         from + self.below(to - from)
     }
 
+    /// A time below `end`.
+    pub fn duration(&mut self, end: std::time::Duration) -> std::time::Duration {
+        let micros = u64::try_from(end.as_micros()).unwrap();
+        std::time::Duration::from_micros(self.below(micros))
+    }
+
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }

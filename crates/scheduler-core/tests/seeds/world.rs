@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    BootTime, CreateRequest, IdOrigin, Message, Now, OperationId, OperationRow, Outcome,
+    BootTime, CreateRequest, IdOrigin, Message, Now, Offset, OperationId, OperationRow, Outcome,
     PartitionId, RequestHash, StatusKind, StepReply, Timestamp, partition_for,
 };
 use waybill_scheduler_core::{Asker, LogEnds};
@@ -13,6 +13,7 @@ use waybill_state::{Lease, LeaseKey, RowRead, WriteBatch};
 
 use crate::judge::Judge;
 use crate::rng::Rng;
+use crate::seen::{Seen, Sight};
 
 pub const PARTITIONS: u32 = 2;
 /// When the run begins, on the boot clock of every process.
@@ -23,6 +24,8 @@ const BEGAN: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 /// The logs of one partition.
 #[derive(Default)]
 pub struct Logs {
+    /// The first request that retention has not deleted. (The judge sees all of them.)
+    pub first: usize,
     pub requests: Vec<CreateRequest>,
     pub replies: Vec<StepReply>,
 }
@@ -40,6 +43,7 @@ pub struct World {
     replies: BTreeMap<(Duration, u64), (PartitionId, StepReply)>,
     order: u64,
     pub judge: Judge,
+    pub seen: Seen,
 }
 
 impl World {
@@ -54,6 +58,7 @@ impl World {
             replies: BTreeMap::new(),
             order: 0,
             judge: Judge::default(),
+            seen: Seen::default(),
         }
     }
 
@@ -115,9 +120,54 @@ impl World {
     pub fn ends(&self, partition: PartitionId) -> LogEnds {
         let logs = &self.logs[partition.0 as usize];
         let mut ends = LogEnds::default();
+        ends.first.requests.0 = i64::try_from(logs.first).unwrap();
         ends.next.requests.0 = i64::try_from(logs.requests.len()).unwrap();
         ends.next.replies.0 = i64::try_from(logs.replies.len()).unwrap();
         ends
+    }
+
+    /// Retention deletes all requests of a partition, whether they are done or not.
+    pub fn empty_the_log(&mut self, partition: PartitionId) {
+        self.seen.saw(Sight::LogEmptied);
+        let logs = self.log(partition);
+        logs.first = logs.requests.len();
+    }
+
+    /// Whether a partition has requests that are not done.
+    pub fn lags(&self, partition: PartitionId) -> bool {
+        self.done(partition) < self.ends(partition).next.requests
+    }
+
+    /// Whether the log of a partition begins behind its checkpoint.
+    pub fn has_lost_requests(&self, partition: PartitionId) -> bool {
+        self.ends(partition).first.requests > self.done(partition)
+    }
+
+    /// Whether all operations of a partition have ended and are announced, and its checkpoint is
+    /// stored.
+    pub fn has_finished(&self, partition: PartitionId) -> bool {
+        let logs = &self.logs[partition.0 as usize];
+        let mut requests = logs.requests.iter();
+        requests.all(|request| self.judge.is_announced(request.operation))
+            && self.done(partition) == self.ends(partition).next.requests
+    }
+
+    /// How far the partitions are, for people.
+    pub fn progress(&self) -> String {
+        let partitions = (0..PARTITIONS).map(PartitionId);
+        let each = partitions.map(|partition| {
+            let (done, ends) = (self.done(partition), self.ends(partition));
+            let (first, end) = (ends.first.requests, ends.next.requests);
+            format!("partition {partition}: done {done}, in the log {first} to {end}")
+        });
+        each.collect::<Vec<_>>().join("; ")
+    }
+
+    /// The checkpoint of a partition.
+    fn done(&self, partition: PartitionId) -> Offset {
+        let mut leases = self.leases.values();
+        let lease = leases.find(|lease| lease.partition == partition);
+        lease.map_or(Offset(0), |lease| lease.checkpoint.at.requests)
     }
 
     /// Writes rows: of two writes of one row, the one with the higher stamp wins.
