@@ -18,6 +18,31 @@ pub struct DueEntry {
     pub operation: OperationId,
 }
 
+impl DueEntry {
+    /// How far ahead an entry that was too late is written again.
+    const LEAD: Duration = Duration::from_secs(1);
+
+    /// This entry as its writer writes it once more at `now`, because the sweep has moved its cursor
+    /// over it; `None` if it has not. The operation's row may have an earlier due time: an entry that
+    /// comes up later than that is harmless.
+    ///
+    /// It is later by whole seconds, so that different entries stay different: a sweep passes over an
+    /// entry that it has dealt with.
+    #[must_use]
+    pub fn ahead_of(self, cursor: DueBucket, now: Timestamp) -> Option<Self> {
+        if DueBucket::of(self.due) >= cursor {
+            return None;
+        }
+        let from = now.max(cursor.start()) + Self::LEAD;
+        let micros = from.since(self.due).as_micros();
+        let seconds = u64::try_from(micros.div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        Some(Self {
+            due: self.due + Duration::from_secs(seconds),
+            ..self
+        })
+    }
+}
+
 /// A slot of the deadline index: one second of due times in one index shard (the index shard is the
 /// partition).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -78,6 +103,22 @@ mod tests {
             assert!((first.0..=last.0).contains(&due), "{due}");
             assert_eq!(found.end(), Timestamp(last.0 + 1), "{due}");
         }
+    }
+
+    #[test]
+    fn an_entry_that_a_sweep_has_passed_is_written_ahead_of_it() {
+        let entry = |micros| DueEntry {
+            due: Timestamp(micros),
+            operation: OperationId(uuid::Uuid::from_u128(7)),
+        };
+        let again = |micros, now| entry(micros).ahead_of(DueBucket(100), Timestamp(now));
+        assert_eq!(again(100_000_000, 50_000_000), None);
+        assert_eq!(again(99_000_000, 50_000_000), Some(entry(101_000_000)));
+        assert_eq!(again(99_000_000, 113_000_000), Some(entry(114_000_000)));
+        // Different entries stay different, although the sweep is ahead of both.
+        assert_eq!(again(98_300_000, 50_000_000), Some(entry(101_300_000)));
+        assert_eq!(again(99_400_000, 50_000_000), Some(entry(101_400_000)));
+        assert!(again(i64::MIN, i64::MAX).is_some());
     }
 
     #[test]

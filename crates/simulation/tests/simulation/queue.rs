@@ -10,7 +10,8 @@ use waybill_engine::{
 
 use crate::services::Deed;
 use crate::store::{Lease, Spoilt};
-use crate::supervisors::Receipt;
+use crate::supervisor_calls::{Answer, Call};
+use crate::supervisors::Caller;
 
 /// A future event.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub enum What {
     Recovery {
         partition: usize,
         recovery: Box<Recovery>,
-        receipt: Option<Receipt>,
+        receipt: Option<Caller>,
     },
     /// A record arrives at `step-replies`, and the agent receives the acknowledgement.
     Reply {
@@ -136,26 +137,26 @@ pub enum What {
         incarnation: u32,
     },
 
-    /// A supervisor handles its index shards.
-    Turn {
+    /// A supervisor's process starts.
+    StartSupervisor {
         supervisor: usize,
         incarnation: u32,
     },
-    /// A supervisor reads the row of an index entry.
-    Look {
-        supervisor: usize,
-        incarnation: u32,
-        index_shard: usize,
-        due: Timestamp,
-        operation: OperationId,
+    /// A call of a supervisor arrives at the store, or at the broker.
+    SupervisorCall {
+        caller: Caller,
+        call: Call,
     },
-    /// A supervisor learns that its recovery was appended to the log.
-    Asked(Receipt),
-    /// A supervisor's cursor and offset become durable.
-    CursorLands {
-        index_shard: usize,
-        bucket: i64,
-        failed_next: usize,
+    /// The answer to a call arrives at the supervisor.
+    SupervisorAnswer {
+        caller: Caller,
+        answer: Box<Answer>,
+    },
+    /// A supervisor learns that one of its recoveries was appended to the log.
+    Acknowledged(Caller),
+    /// The coordinator of the consumer group of failed-operations looks at its members.
+    Rebalance {
+        partition: usize,
     },
 }
 
@@ -174,10 +175,11 @@ impl What {
             | Self::Renew { .. }
             | Self::RenewalLands { .. }
             | Self::Renewed { .. }
-            | Self::Turn { .. }
-            | Self::Look { .. }
-            | Self::CursorLands { .. }
-            | Self::Asked(_) => false,
+            | Self::StartSupervisor { .. }
+            | Self::SupervisorCall { .. }
+            | Self::SupervisorAnswer { .. }
+            | Self::Acknowledged(_)
+            | Self::Rebalance { .. } => false,
             // A recovery without a receipt may wake an operation that has long ended.
             Self::Recovery { receipt, .. } => receipt.is_none(),
             Self::Ask(_)

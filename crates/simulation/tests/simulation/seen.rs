@@ -32,7 +32,15 @@ pub enum Sight {
     AnsweredDirectly,
     DiedWithItsAsker,
     SupervisorCrashes,
+    SupervisorPauses,
     SupervisorTakeOvers,
+    SupervisorLeasesLost,
+    SupervisorFaults,
+    FailedPasses,
+    WaitsForTurns,
+    Rebalances,
+    CommitsRefused,
+    EntriesWrittenAgain,
     IndexEntriesSeen,
     FailedRecordsSeen,
     TombstoneCancels,
@@ -68,7 +76,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 68] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -96,7 +104,15 @@ impl Sight {
         Self::AnsweredDirectly,
         Self::DiedWithItsAsker,
         Self::SupervisorCrashes,
+        Self::SupervisorPauses,
         Self::SupervisorTakeOvers,
+        Self::SupervisorLeasesLost,
+        Self::SupervisorFaults,
+        Self::FailedPasses,
+        Self::WaitsForTurns,
+        Self::Rebalances,
+        Self::CommitsRefused,
+        Self::EntriesWrittenAgain,
         Self::IndexEntriesSeen,
         Self::FailedRecordsSeen,
         Self::TombstoneCancels,

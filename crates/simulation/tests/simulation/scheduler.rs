@@ -11,6 +11,7 @@ use waybill_engine::{
     Ownership, PartitionEngine, PartitionId, Priority, Recovery, RecoveryVerb, Room, ShardFilter,
     ShardingScheme, Source, Stamp, StepReply, StepState, Timestamp, TopicOffsets, partition_for,
 };
+use waybill_state::DueBucket;
 
 use crate::bugs::Bug;
 use crate::clock::Clock;
@@ -155,7 +156,9 @@ impl Run {
         let name = OwnerId(self.rng.uuid());
         let ignores_inbox = self.bug == Some(Bug::TimeOutBeforeInboxIsRead);
         let owner = &mut self.owners[index];
-        let logs = &self.store.logs[owner.partition];
+        let logs = &mut self.store.logs[owner.partition];
+        logs.cursor
+            .get_or_insert_with(|| DueBucket::of(owner.clock.read(self.now)));
         owner.inbox_end = logs.replies.len();
         owner.replies_end = owner.inbox_end;
         let mut next = TopicOffsets::default();

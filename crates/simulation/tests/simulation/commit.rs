@@ -7,6 +7,7 @@ use waybill_engine::{
     Action, Attempt, Batch, BatchNumber, Command, Event, Message, OperationId, Outcome, Priority,
     ProcessState, StepReply, Timestamp,
 };
+use waybill_state::DueEntry;
 
 use crate::bugs::Bug;
 use crate::history::Rule;
@@ -40,6 +41,8 @@ pub struct Commit {
     pub writer: Writer,
     writes: VecDeque<Command>,
     has_landed: bool,
+    /// The entries of the deadline index that were written, and not yet compared with the cursor.
+    entries: Vec<DueEntry>,
     /// Its writes leave the owner's memory only when they land.
     is_buffered: bool,
     sends: Vec<Message>,
@@ -119,6 +122,7 @@ impl Run {
             writer,
             writes: VecDeque::new(),
             has_landed: false,
+            entries: Vec::new(),
             is_buffered: self.rng.chance(50),
             sends: Vec::new(),
             intents: Vec::new(),
@@ -246,8 +250,11 @@ impl Run {
     fn write(&mut self, index: usize, write: Command, writer: Writer) {
         match write {
             Command::Index { due, operation } => {
-                let partition = self.owners[index].partition;
-                self.store.index(partition, due, operation);
+                let entry = DueEntry { due, operation };
+                self.store.logs[self.owners[index].partition].add_entry(entry);
+                if let Some(commit) = &mut self.owners[index].commit {
+                    commit.entries.push(entry);
+                }
                 self.note(operation, || format!("index: an entry at {due:?}"));
             }
             Command::Attention { operation, .. } => self.store.attention.push(operation),
@@ -256,8 +263,34 @@ impl Run {
         }
     }
 
+    /// Writes the entries of a commit that its sweep has passed once more, further on. Returns
+    /// whether there were any.
+    fn write_entries_again(&mut self, index: usize) -> bool {
+        let owner = &mut self.owners[index];
+        let Some(commit) = &mut owner.commit else {
+            return false;
+        };
+        let logs = &mut self.store.logs[owner.partition];
+        let now = owner.clock.read(self.now);
+        let cursor = logs.cursor;
+        let again = |entry: DueEntry| entry.ahead_of(cursor?, now);
+        commit.entries = commit.entries.drain(..).filter_map(again).collect();
+        for entry in &commit.entries {
+            logs.add_entry(*entry);
+            self.seen.count(Sight::EntriesWrittenAgain);
+            let DueEntry { due, operation } = *entry;
+            let line = || format!("index: an entry again, at {due:?}");
+            self.history.note(self.now, Some(operation), line);
+        }
+        !commit.entries.is_empty()
+    }
+
     /// The commit is durable: its messages may leave, if the lease still holds.
     pub fn committed(&mut self, index: usize) {
+        if self.write_entries_again(index) {
+            let after = self.travel();
+            return self.later(after, What::Committed { owner: index });
+        }
         let Some(commit) = self.owners[index].commit.take() else {
             return;
         };

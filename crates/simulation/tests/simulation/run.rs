@@ -17,7 +17,7 @@ use crate::rng::Rng;
 use crate::scheduler::{Life, Owner};
 use crate::seen::{Seen, Sight};
 use crate::services::Services;
-use crate::store::{PartitionLogs, Store, bucket_of};
+use crate::store::{PartitionLogs, Store};
 use crate::supervisors::Supervisor;
 
 /// How long after a planned crash supervisors start again.
@@ -112,17 +112,14 @@ impl Run {
         let mut store = Store::default();
         store
             .logs
-            .resize_with(plan.partitions as usize, || PartitionLogs {
-                cursor: bucket_of(START - Duration::from_secs(1)),
-                ..PartitionLogs::default()
-            });
+            .resize_with(plan.partitions as usize, PartitionLogs::default);
         store
             .layouts
             .push(ShardingScheme::one_each(plan.partitions));
         let mut run = Self {
             watched: plan.partitions,
             agents: Agents::new(),
-            supervisors: Supervisor::all(&plan, &mut rng, now),
+            supervisors: Supervisor::all(&plan, &mut rng),
             rng,
             now,
             queue: Queue::default(),
@@ -155,11 +152,14 @@ impl Run {
         for supervisor in 0..self.supervisors.len() {
             self.later(
                 1_000,
-                What::Turn {
+                What::StartSupervisor {
                     supervisor,
                     incarnation: 0,
                 },
             );
+        }
+        for partition in 0..self.store.logs.len() {
+            self.later(1_000, What::Rebalance { partition });
         }
         for _ in 0..self.plan.interventions {
             let after = self.rng.between(200_000, 25_000_000);
@@ -260,23 +260,14 @@ impl Run {
                 outcome,
             } => self.answered(task, incarnation, *outcome),
             What::GiveUp { task, incarnation } => self.give_up_call(task, incarnation),
-            What::Turn {
+            What::StartSupervisor {
                 supervisor,
                 incarnation,
-            } => self.turn(supervisor, incarnation),
-            What::Look {
-                supervisor,
-                incarnation,
-                index_shard,
-                due,
-                operation,
-            } => self.handle_hint(supervisor, incarnation, index_shard, due, operation),
-            What::Asked(receipt) => self.asked(receipt),
-            What::CursorLands {
-                index_shard,
-                bucket,
-                failed_next,
-            } => self.cursor_lands(index_shard, bucket, failed_next),
+            } => self.start_supervisor(supervisor, incarnation),
+            What::SupervisorCall { caller, call } => self.call_arrives(caller, call),
+            What::SupervisorAnswer { caller, answer } => self.answer_arrives(caller, *answer),
+            What::Acknowledged(caller) => self.acknowledged(caller),
+            What::Rebalance { partition } => self.rebalance(partition),
             What::Start { owner }
             | What::Poll { owner, .. }
             | What::Loaded { owner, .. }
@@ -427,9 +418,8 @@ impl Run {
 
     /// Whether an entry of the deadline index will wake an operation.
     fn is_to_be_looked_at(&self, operation: OperationId) -> bool {
-        let logs = self.store.logs.iter();
-        let mut entries = logs.flat_map(|logs| logs.index.values().flatten());
-        entries.any(|(_, indexed)| *indexed == operation)
+        let mut logs = self.store.logs.iter();
+        logs.any(|logs| logs.will_wake(operation))
     }
 
     fn is_at_rest(&self, shard: ShardId) -> bool {

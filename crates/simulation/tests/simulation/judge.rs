@@ -21,6 +21,7 @@ use crate::workload::{Record, contacts_of};
 
 mod end;
 mod rows;
+mod supervisors;
 
 /// A request that created an operation, or a cancel that wrote its placeholder.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +77,10 @@ pub struct Judge {
     /// Requests on the dead-letter topic: partition and offset.
     pub dead_letters: Vec<(Source, usize, usize)>,
     pub asked_by_operators: Vec<Recovery>,
+    /// The ids of all recoveries on the logs.
+    recoveries: BTreeSet<Uuid>,
+    /// The index entries that recoveries on the logs are about.
+    woken: BTreeSet<(Timestamp, OperationId)>,
     /// Operations whose stored row is of an earlier ownership and was never read.
     branched: BTreeSet<OperationId>,
     /// A digest of the course of events.
@@ -267,6 +272,7 @@ impl Run {
         let record = std::rc::Rc::new(failed.clone());
         self.judge.failed.insert(failed.event_id, failed);
         self.store.logs[partition].failed.push(record);
+        self.failure_appended(partition);
     }
 
     pub fn take_alert(&mut self, alert: OperatorAlert) {
@@ -337,7 +343,7 @@ impl Run {
             let state = self.store.row(id).map(|row| row.state.clone());
             let cursor = self.store.logs[partition].cursor;
             self.fail(Rule::CheckpointAhead, id, || {
-                format!("{reached:?} and cursor {cursor} have passed {state:?}")
+                format!("{reached:?} and cursor {cursor:?} have passed {state:?}")
             });
         }
         for priority in Priority::ALL {
@@ -352,25 +358,24 @@ impl Run {
             return false;
         };
         let logs = &self.store.logs[partition];
-        let buckets = logs.index.range(logs.cursor..);
-        let mut entries = buckets.flat_map(|(_, entries)| entries);
         let mut recoveries = logs.recoveries[checkpoint.on(Source::Recoveries)..].iter();
-        let is_hinted_at = entries.any(|(_, operation)| *operation == id)
-            || recoveries.any(|recovery| recovery.operation == id);
-        if !row.state.state.is_final() {
-            return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
-        }
-        // An event that loads the row also announces its end, if that has not happened.
+        let is_hinted_at =
+            logs.will_find(id) || recoveries.any(|recovery| recovery.operation == id);
+        // Any record that is still to be read loads the row: then the operation goes on, and its end is
+        // announced if that has not happened.
         let mut replies = logs.replies[checkpoint.on(Source::Replies)..]
             .iter()
             .flatten();
         let requests =
             |priority: Priority| logs.requests[priority][checkpoint.on(priority.source())..].iter();
         let mut requests = Priority::ALL.into_iter().flat_map(requests);
-        self.judge.is_announced(row)
-            || is_hinted_at
+        let will_be_loaded = is_hinted_at
             || replies.any(|reply| reply.operation == id)
-            || requests.any(|record| record.operation() == Some(id))
+            || requests.any(|record| record.operation() == Some(id));
+        match row.state.state.is_final() {
+            true => will_be_loaded || self.judge.is_announced(row),
+            false => will_be_loaded && (row.state.handed_off || self.judge.was_unreadable(id)),
+        }
     }
 
     /// Records without an operation are on a dead-letter topic or were rerouted; a cancel is noted.

@@ -8,9 +8,10 @@ use waybill_engine::{
     Recovery, RowChange, ShardHandover, ShardId, ShardingScheme, Source, Stamp, StepReply,
     Timestamp, TopicOffsets,
 };
+use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 
 use crate::scheduler::offset;
-use crate::supervisors::IndexShardLease;
+use crate::supervisor_calls::Assignment;
 use crate::workload::Record;
 
 /// How long an owner may act after it has sent a renewal.
@@ -82,12 +83,15 @@ pub struct PartitionLogs {
     pub failed: Vec<Rc<FailedOperation>>,
     /// The offset up to which supervisors have consumed `failed`, as far as is known.
     pub failed_next: usize,
-    /// The deadline index, by bucket.
-    pub index: BTreeMap<i64, Vec<(Timestamp, OperationId)>>,
-    /// Buckets below this were swept.
-    pub cursor: i64,
-    /// The supervisor that sweeps them.
-    pub sweeper: Option<IndexShardLease>,
+    /// The member of the consumer group that `failed` belongs to.
+    pub failed_reader: Assignment,
+    /// The deadline index: its entries, and whether a sweep is certain to find each, because its
+    /// bucket was not behind the cursor when it was written.
+    index: BTreeMap<DueEntry, bool>,
+    /// Buckets before this were swept; `None` before the first owner has started.
+    pub cursor: Option<DueBucket>,
+    /// The lease of the supervisor that sweeps them.
+    pub sweeper: Option<waybill_state::Lease>,
 }
 
 #[derive(Debug, Default)]
@@ -109,11 +113,6 @@ struct Row {
     created: Stamp,
 }
 
-/// The bucket of the deadline index that an instant belongs to.
-pub fn bucket_of(at: Timestamp) -> i64 {
-    at.as_micros().div_euclid(1_000_000)
-}
-
 impl PartitionLogs {
     /// The number of records in a log.
     pub fn len(&self, source: Source) -> usize {
@@ -123,6 +122,57 @@ impl PartitionLogs {
             Source::Replies => self.replies.len(),
             Source::Recoveries => self.recoveries.len(),
         }
+    }
+
+    /// Adds an entry to the deadline index.
+    pub fn add_entry(&mut self, entry: DueEntry) {
+        let is_certain = !self.is_behind(&entry);
+        *self.index.entry(entry).or_default() |= is_certain;
+    }
+
+    /// Whether the sweep has passed an entry's bucket.
+    pub fn is_behind(&self, entry: &DueEntry) -> bool {
+        self.cursor
+            .is_some_and(|cursor| DueBucket::of(entry.due) < cursor)
+    }
+
+    /// The entries of a bucket, in order.
+    pub fn entries(&self, bucket: DueBucket) -> impl Iterator<Item = DueEntry> {
+        let first = DueEntry {
+            due: bucket.start(),
+            operation: OperationId(uuid::Uuid::nil()),
+        };
+        let entries = self.index.range(first..).map(|(entry, _)| *entry);
+        entries.take_while(move |entry| entry.due < bucket.end())
+    }
+
+    /// The entries of the buckets before `before` that were written in time to be found.
+    pub fn certain_entries_before(&self, before: DueBucket) -> impl Iterator<Item = DueEntry> {
+        let entries = self.index.iter();
+        let before = entries.take_while(move |(entry, _)| DueBucket::of(entry.due) < before);
+        before.filter_map(|(entry, is_certain)| is_certain.then_some(*entry))
+    }
+
+    /// Removes the entries that no sweep reads again.
+    pub fn forget_entries(&mut self) {
+        let Some(cursor) = self.cursor else {
+            return;
+        };
+        let kept = DueBucket(cursor.0 - DUE_BUCKETS_AGAIN);
+        self.index
+            .retain(|entry, _| DueBucket::of(entry.due) >= kept);
+    }
+
+    /// Whether a sweep is certain to find an entry of an operation.
+    pub fn will_find(&self, id: OperationId) -> bool {
+        let mut entries = self.index.iter();
+        entries.any(|(entry, is_certain)| *is_certain && entry.operation == id)
+    }
+
+    /// Whether a sweep has not passed an entry of an operation.
+    pub fn will_wake(&self, id: OperationId) -> bool {
+        let mut entries = self.index.keys();
+        entries.any(|entry| entry.operation == id && !self.is_behind(entry))
     }
 }
 
@@ -209,13 +259,5 @@ impl Store {
         stored.row.state = change.state;
         self.spoilt.remove(&change.id);
         Written::Stands
-    }
-
-    pub fn index(&mut self, partition: usize, due: Timestamp, operation: OperationId) {
-        let bucket = self.logs[partition]
-            .index
-            .entry(bucket_of(due))
-            .or_default();
-        bucket.push((due, operation));
     }
 }

@@ -42,9 +42,7 @@ const COURSES: [Course; 4] = [
 const PROCESSES: [Process; 3] = [Process::Owners, Process::Supervisors, Process::Agents];
 const STEPS: [&str; 3] = ["account", "package", "drone"];
 /// How many ways in which the same crashes happen.
-const VARIANTS: u64 = 4;
-/// With how many of them a second crash follows.
-const VARIANTS_WITH_TWO: u64 = if cfg!(debug_assertions) { 0 } else { 1 };
+const VARIANTS: u64 = 8;
 /// When the operation of each course is about half done.
 const HALFWAY: Duration = Duration::from_millis(9);
 
@@ -213,7 +211,12 @@ fn survive(course: Course, variant: u64, crashes: &[Crash]) -> Seen {
 
 #[test]
 fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
-    let variants = setting("WAYBILL_CRASH_VARIANTS").unwrap_or(VARIANTS_WITH_TWO);
+    let variants = setting("WAYBILL_CRASH_VARIANTS").unwrap_or(0);
+    if variants == 0 {
+        skipped(
+            "a second crash at every point: WAYBILL_CRASH_VARIANTS does not say in how many variants",
+        );
+    }
     let with_one = with_one_crash(VARIANTS.max(variants));
     let next = AtomicUsize::new(0);
     let with_two = on_all_threads(|| {
@@ -259,6 +262,16 @@ fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
     }
 }
 
+fn skipped(what: &str) {
+    #[expect(
+        clippy::disallowed_macros,
+        reason = "the developer sees what did not run"
+    )]
+    {
+        println!("SKIPPED: {what}");
+    }
+}
+
 /// Every course in every variant with a crash at every point.
 fn with_one_crash(variants: u64) -> Vec<(Course, u64, Vec<Crash>)> {
     let mut all = Vec::new();
@@ -280,7 +293,6 @@ fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
     for bug in [
         Bug::IgnoreStamps,
         Bug::ForgetStampFloor,
-        Bug::RecoverTwice,
         Bug::SkipIndexEntry,
         Bug::ForgetUnknownInUndo,
         Bug::ResumeWithoutAsking,
