@@ -107,6 +107,15 @@ impl Sub<Duration> for BootTime {
     }
 }
 
+/// A reading of both clocks of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Now {
+    /// The wall clock, for complete-by, due times and stamps. It may go back.
+    pub wall: Timestamp,
+    /// The boot clock, for leases, intervals and rates. It never goes back.
+    pub boot: BootTime,
+}
+
 /// The write time of a row in microseconds: of two writes of one row, the higher stamp wins.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,

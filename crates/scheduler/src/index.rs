@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::try_join_all;
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::{PartitionId, Timestamp};
-use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
+use waybill_state::{DueBucket, DueEntry, WriteBatch, Written};
+use waybill_store::{Store, StoreError};
 
 /// Writes a commit, and writes its index entries again until none is behind its sweep's cursor.
 /// `now` is the time of the engines' decisions.
@@ -19,12 +20,12 @@ pub async fn write(
     batch: WriteBatch,
     now: Timestamp,
 ) -> Result<Written, StoreError> {
-    let began = BootTime::now();
+    let began = boot_clock();
     let mut due = batch.due.clone();
     let written = store.write(batch).await?;
     while !due.is_empty() {
         let cursors = cursors(store, &due).await?;
-        due = late(&due, &cursors, now + began.elapsed());
+        due = late(&due, &cursors, now + boot_clock().since(began));
         if !due.is_empty() {
             tracing::warn!(
                 entries = due.len(),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use waybill_clock::BootTime as BootClock;
-use waybill_engine::{BootTime, OwnerId};
+use waybill_clock::boot_clock;
+use waybill_engine::OwnerId;
 
 use crate::{Lease, LeaseKey, LeaseStatus, LeaseWatch, Store, StoreError};
 
@@ -22,8 +22,7 @@ pub async fn takeable(
     let mut watch = LeaseWatch::new(margin, store.is_exclusive(), me);
     loop {
         let seen = store.lease(key).await?;
-        let now = BootTime::new(BootClock::now().as_duration());
-        match watch.observe(seen.as_ref(), now) {
+        match watch.observe(seen.as_ref(), boot_clock()) {
             LeaseStatus::Free => return Ok(seen),
             LeaseStatus::Expired => {
                 if let Some(lease) = &seen {

@@ -32,13 +32,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    Offset, OperationId, PartitionId, Recovery, Timestamp, Workflows, partition_for,
+    Now, Offset, OperationId, PartitionId, Recovery, Timestamp, Workflows, partition_for,
 };
 use waybill_state::{AttentionCursor, AttentionPage, CorruptRow, DueBucket, RowRead};
 
 use self::findings::{Suspects, Unreadable};
 use self::walk::{Doing, Walk};
-use crate::now::Now;
 use crate::unexpected::UnexpectedEvent;
 
 /// The settings of an audit.

@@ -15,10 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    FailedOperation, Offset, PartitionId, Recovery, Supervision, Timestamp, Workflows,
+    FailedOperation, Now, Offset, PartitionId, Recovery, Supervision, Timestamp, Workflows,
 };
 
-use crate::now::Now;
 use crate::unexpected::UnexpectedEvent;
 
 /// The pause before recoveries that could not be published are published again.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    BootTime, Epoch, OperationId, OwnerId, PartitionId, Recovery, TopicOffsets, Workflows,
+    BootTime, Epoch, Now, OperationId, OwnerId, PartitionId, Recovery, TopicOffsets, Workflows,
 };
 use waybill_state::{
     CorruptRow, DueBucket, DueEntry, Lease, LeaseKey, LeaseStatus, LeaseWatch, RowRead,
@@ -29,7 +29,6 @@ use waybill_state::{
 
 use self::tenure::{Doing, Tenure};
 use crate::lease::HeldLease;
-use crate::now::Now;
 use crate::unexpected::UnexpectedEvent;
 
 /// The pause after a failure.

@@ -30,13 +30,12 @@ use std::mem;
 use std::time::Duration;
 
 use waybill_engine::{
-    OperationId, OperationRow, PartitionId, ProcessState, Timestamp, partition_for,
+    Now, OperationId, OperationRow, PartitionId, ProcessState, Timestamp, partition_for,
 };
 use waybill_state::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, RowRead};
 
 pub use self::stats::ParkedStats;
 
-use crate::now::Now;
 use crate::unexpected::UnexpectedEvent;
 
 /// Maximum number of parked operations of one state that are counted in an index shard.

@@ -11,10 +11,9 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
-use waybill_engine::{BootTime, Offset, PartitionId, Source, TopicOffsets};
+use waybill_engine::{BootTime, Now, Offset, PartitionId, Source, TopicOffsets};
 use waybill_state::Retired;
 
-use crate::now::Now;
 use crate::unexpected::UnexpectedEvent;
 
 /// After this long the next topic follows: the lease must be renewed, and the index shard swept.

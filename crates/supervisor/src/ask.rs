@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use waybill_clock::boot_clock;
 use waybill_engine::{PartitionId, Recovery};
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
@@ -13,7 +14,6 @@ use waybill_messages::{DEAD_LETTER_BYTES_MAX, EncodeError, Topics};
 use waybill_supervisor_core::Pace;
 use waybill_topology::partition_map::PartitionMap;
 
-use super::clock::boot_time;
 use super::metrics::SupervisorMetrics;
 
 /// Why a record was not published.
@@ -65,7 +65,7 @@ impl Asker {
 
     /// Reserves a turn for recoveries; returns how long to wait before they are published.
     pub(super) fn take_turn(&self, recoveries: usize) -> Duration {
-        self.pace().take(recoveries, boot_time())
+        self.pace().take(recoveries, boot_clock())
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
-use waybill_clock::time_text;
+use waybill_clock::{clocks, time_text};
 use waybill_engine::{Offset, PartitionId, Source, Workflows};
 use waybill_kafka::{Admin, AdminError};
 use waybill_messages::Topics;
@@ -19,7 +19,6 @@ use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::shards;
 
 use super::ask::{AskError, Asker};
-use super::clock::now;
 use super::metrics::SupervisorMetrics;
 use super::parked::ReadLock;
 
@@ -74,7 +73,7 @@ impl Auditor {
         let mut event = Event::Started;
         loop {
             let partitions = self.partition_map.partitions();
-            let Output { notices, effect } = audit.handle(event, now(), partitions)?;
+            let Output { notices, effect } = audit.handle(event, clocks(), partitions)?;
             for notice in notices {
                 if notice == Notice::UnlockReads {
                     read_lock = None;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
+use waybill_clock::clocks;
 use waybill_engine::{FailedOperation, Offset, PartitionId};
 use waybill_kafka::{
     DamagedLog, GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef,
@@ -23,7 +24,6 @@ use waybill_supervisor_core::{FailedOperations, FailedSettings};
 use waybill_telemetry::chain;
 
 use super::ask::{AskError, Asker};
-use super::clock::now;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 
@@ -98,7 +98,7 @@ impl Following {
             if stop.is_cancelled() {
                 machine.stop();
             }
-            let output = machine.handle(event, now());
+            let output = machine.handle(event, clocks());
             let Output { notices, effect } = output.context("the consumer of failed operations")?;
             for notice in notices {
                 match notice {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
-use waybill_clock::wall_clock;
+use waybill_clock::{clocks, wall_clock};
 use waybill_engine::{OwnerId, PartitionId, TopicOffsets, Workflows};
 use waybill_store::{LeaseKey, Store, StoreError};
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice, Output};
@@ -19,7 +19,6 @@ use waybill_topology::partition_map::PartitionMap;
 use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
 use super::audit::Auditor;
-use super::clock::now;
 use super::metrics::SupervisorMetrics;
 use super::parked::{ParkedDriver, ReadLock};
 use super::reroute::Rerouter;
@@ -64,7 +63,7 @@ impl IndexShardDriver {
             if stop.is_cancelled() {
                 index_shard.stop();
             }
-            let output = index_shard.handle(event, now());
+            let output = index_shard.handle(event, clocks());
             let Output { notices, effect } = output.context("the sweep of an index shard")?;
             for notice in notices {
                 match notice {

@@ -26,7 +26,6 @@
 
 mod ask;
 mod audit;
-mod clock;
 mod config;
 mod failed;
 mod index_shard;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
+use waybill_clock::clocks;
 use waybill_engine::PartitionId;
 use waybill_store::{Store, StoreError};
 use waybill_supervisor_core::parked::{Effect, Event, Notice, Output};
 use waybill_supervisor_core::{Parked, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
-use super::clock::now;
 use super::metrics::SupervisorMetrics;
 
 /// Lets one index shard of a process at a time read a page.
@@ -43,13 +43,13 @@ impl ParkedDriver {
         let mut event = Event::Started;
         loop {
             let partitions = self.partition_map.partitions();
-            let Output { notices, effect } = parked.handle(event, now(), partitions)?;
+            let Output { notices, effect } = parked.handle(event, clocks(), partitions)?;
             for notice in notices {
                 match notice {
                     Notice::UnlockReads => read_lock = None,
                     Notice::Show => self
                         .metrics
-                        .parked(self.index_shard, now().wall, |state| parked.stats(state)),
+                        .parked(self.index_shard, clocks().wall, |state| parked.stats(state)),
                     Notice::Failed => tracing::warn!(
                         index_shard = %self.index_shard,
                         error = failure.as_ref().map(|error| error as &dyn Error),

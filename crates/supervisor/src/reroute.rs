@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use waybill_clock::clocks;
 use waybill_engine::{KeyHash, Offset, PartitionId, Source, TopicOffsets};
 use waybill_kafka::{
     Admin, AdminError, ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError,
@@ -23,7 +24,6 @@ use waybill_supervisor_core::{Reroute, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
 use super::ask::{AskError, Asker};
-use super::clock::now;
 use super::metrics::SupervisorMetrics;
 
 /// Maximum amount of one poll.
@@ -109,7 +109,7 @@ impl Rerouter {
         let mut first = Ok(());
         let mut event = Event::Started;
         loop {
-            let Output { closes, effect } = match reroute.handle(event, now()) {
+            let Output { closes, effect } = match reroute.handle(event, clocks()) {
                 Ok(output) => output,
                 Err(error) => return (done, first.and(Err(error.into()))),
             };

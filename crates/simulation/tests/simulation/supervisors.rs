@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_engine::{BootTime, OwnerId, PartitionId, Timestamp};
+use waybill_engine::{BootTime, Now, OwnerId, PartitionId, Timestamp};
 use waybill_state::DueBucket;
 use waybill_supervisor_core::failed;
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice};
 use waybill_supervisor_core::{
-    FailedOperations, FailedSettings, IndexShard, IndexShardSettings, Now, Pace,
+    FailedOperations, FailedSettings, IndexShard, IndexShardSettings, Pace,
 };
 
 use crate::clock::{Clock, SKEW_MICROS};

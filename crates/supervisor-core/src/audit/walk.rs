@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use waybill_engine::{
-    OperationId, OperationRow, PartitionId, Recovery, Supervision, Timestamp, partition_for,
+    Now, OperationId, OperationRow, PartitionId, Recovery, Supervision, Timestamp, partition_for,
 };
 use waybill_state::{AttentionCursor, AttentionOrder, DUE_BUCKETS_AGAIN, DueBucket, RowRead};
 
 use super::findings::{NAMED_MAX, SUSPECTS_MAX};
 use super::{Audit, Effect, Event, Notice, State};
-use crate::now::Now;
 use crate::unexpected::UnexpectedEvent;
 
 /// Maximum number of entries or rows in one read.

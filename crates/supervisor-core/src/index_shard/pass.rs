@@ -3,12 +3,11 @@
 
 use std::collections::VecDeque;
 
-use waybill_engine::{OperationId, Recovery, RecoveryVerb, Supervision, Timestamp};
+use waybill_engine::{Now, OperationId, Recovery, RecoveryVerb, Supervision, Timestamp};
 use waybill_state::{DueBucket, DueEntry, RowRead};
 
 use super::tenure::{Doing, Tenure, Then};
 use super::{Effect, IndexShard, Notice};
-use crate::now::Now;
 
 /// Maximum number of entries in one read, and so of rows held at the same time.
 const PAGE_ENTRIES: usize = 500;

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use waybill_engine::BootTime;
+use waybill_engine::{BootTime, Now};
 use waybill_state::{DueBucket, Lease};
 
 use super::pass::{Page, Pass};
 use super::{Effect, Event, IndexShard, Notice, REST, State};
 use crate::lease::HeldLease;
-use crate::now::Now;
 use crate::sweep::Sweep;
 use crate::unexpected::UnexpectedEvent;
 

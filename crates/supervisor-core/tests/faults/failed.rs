@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, Attempt, BootTime, FailedOperation, Offset, OperationId, PartitionId, StepError,
+    Action, Attempt, BootTime, FailedOperation, Now, Offset, OperationId, PartitionId, StepError,
     Timestamp, Workflows,
 };
 use waybill_supervisor_core::failed::{Content, Effect, Event, Uncommitted};
-use waybill_supervisor_core::{FailedOperations, FailedSettings, Now};
+use waybill_supervisor_core::{FailedOperations, FailedSettings};
 
 use crate::rng::Rng;
 

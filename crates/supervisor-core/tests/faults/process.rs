@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
-use waybill_engine::{BootTime, OwnerId, PartitionId, Workflows};
+use waybill_engine::{BootTime, Now, OwnerId, PartitionId, Workflows};
 use waybill_state::{DueEntry, Lease};
+use waybill_supervisor_core::Pace;
 use waybill_supervisor_core::audit::{self, Audit, AuditSettings};
 use waybill_supervisor_core::index_shard::{self, IndexShard, IndexShardSettings};
-use waybill_supervisor_core::{Now, Pace};
 
 use crate::calls::{Answer, Call};
 use crate::rng::Rng;

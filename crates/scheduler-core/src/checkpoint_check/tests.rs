@@ -4,7 +4,7 @@ use waybill_engine::{
     Epoch, OwnerId, PartitionId, ResumeOffsets, ShardHandover, ShardId, ShardingScheme,
     TopicOffsets,
 };
-use waybill_store::{Checkpoint, LayoutGeneration, LeaseKey};
+use waybill_state::{Checkpoint, LayoutGeneration, LeaseKey};
 
 use super::*;
 

@@ -6,24 +6,28 @@
 
 use std::time::Duration;
 
-use waybill_clock::BootTime;
-use waybill_engine::{ByPriority, Offset, Priority, Stamp, Timestamp};
-use waybill_store::{Checkpoint, Lease, StoreError};
-
-use super::task::Panicked;
+use waybill_engine::{BootTime, ByPriority, Now, Offset, OwnerId, Priority, Stamp, Timestamp};
+use waybill_state::{Checkpoint, Lease};
 
 /// How long leases last.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LeaseTerms {
+pub struct LeaseTerms {
     /// How long an owner may act after a renewal.
     pub duration: Duration,
     /// The allowance for clock drift and delay on both sides.
     pub margin: Duration,
 }
 
+impl LeaseTerms {
+    /// Until when an owner may act after a write that began at `now`.
+    fn valid_until(self, now: Now) -> BootTime {
+        now.boot + self.duration.saturating_sub(self.margin)
+    }
+}
+
 /// A lease that this process holds.
 #[derive(Clone, Debug)]
-pub(super) struct HeldLease {
+pub struct HeldLease {
     /// The row as it was last written.
     pub row: Lease,
     /// The lower bound of this ownership's stamps.
@@ -34,7 +38,7 @@ pub(super) struct HeldLease {
 
 /// A renewal and its effect.
 #[derive(Clone, Debug)]
-pub(super) struct Renewal {
+pub(crate) struct Renewal {
     /// The row to write.
     pub row: Lease,
     /// Until when the owner may act if it succeeds.
@@ -42,11 +46,8 @@ pub(super) struct Renewal {
 }
 
 /// Why a lease could not be acquired.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum AcquireError {
-    /// The store failed.
-    #[error("cannot take the lease")]
-    Store(#[from] StoreError),
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AcquireError {
     /// The shard has run before according to its log, but the store has no record of it.
     #[error(
         "the state store has no record of this partition, but {sign}: check that this is the right \
@@ -60,21 +61,46 @@ pub(super) enum AcquireError {
     /// The layout has changed since.
     #[error("the shard layout changed")]
     LayoutChanged,
-    /// The broker did not report where the log begins and ends.
-    #[error("cannot read the ends of the log: {0}")]
-    Broker(String),
-    /// The task that acquired it panicked.
-    #[error(transparent)]
-    Panicked(#[from] Panicked),
+    /// The store or the broker failed, or the task panicked: the error with its causes.
+    #[error("{0}")]
+    Failed(String),
 }
 
 impl HeldLease {
+    /// The lease with which `owner` takes over from `before`, which nobody holds any more. The write
+    /// that takes it begins at `now`.
+    #[must_use]
+    pub fn taking(before: Lease, owner: OwnerId, terms: LeaseTerms, now: Now) -> Self {
+        let stamp_floor = before.stamp_limit;
+        Self {
+            row: Lease {
+                owner: Some(owner),
+                epoch: before.epoch.next(),
+                renewal: 0,
+                duration: terms.duration,
+                stamp_limit: first_limit(stamp_floor, now.wall, terms.duration),
+                ..before
+            },
+            stamp_floor,
+            valid_until: terms.valid_until(now),
+        }
+    }
+
+    /// The lease without an owner.
+    pub(crate) fn without_owner(&self) -> Lease {
+        Lease {
+            owner: None,
+            renewal: self.row.renewal + 1,
+            ..self.row.clone()
+        }
+    }
+
     /// The renewal that stores `checkpoint` and `consumed`; with `release`, the last one, after
     /// which the shard has no owner. `last_stamp` is the engine's.
-    pub(super) fn renewal(
+    pub(crate) fn renewal(
         &self,
         terms: LeaseTerms,
-        now: Timestamp,
+        now: Now,
         last_stamp: Stamp,
         checkpoint: Checkpoint,
         consumed: ByPriority<Offset>,
@@ -87,30 +113,32 @@ impl HeldLease {
         for priority in Priority::ALL {
             row.consumed[priority] = row.consumed[priority].max(consumed[priority]);
         }
-        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now, terms.duration);
+        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now.wall, terms.duration);
         if release {
             row.owner = None;
         }
         Renewal {
             row,
-            valid_until: BootTime::now() + terms.duration.saturating_sub(terms.margin),
+            valid_until: terms.valid_until(now),
         }
     }
 
     /// Adopts a successful renewal.
-    pub(super) fn renewed(&mut self, renewal: Renewal) {
+    pub(crate) fn renewed(&mut self, renewal: Renewal) {
         self.row = renewal.row;
         self.valid_until = renewal.valid_until;
     }
 
     /// Whether this owner may still act.
-    pub(super) fn is_valid(&self) -> bool {
-        self.is_valid_at(BootTime::now())
-    }
-
-    fn is_valid_at(&self, now: BootTime) -> bool {
+    pub(crate) fn is_valid(&self, now: BootTime) -> bool {
         now < self.valid_until
     }
+}
+
+/// The stamp limit of a new ownership: two lease durations above the old limit, which is its floor,
+/// or above the current time, whichever is later.
+fn first_limit(limit_before: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp((Timestamp(limit_before.0).max(now) + duration * 2).as_micros())
 }
 
 /// The stamp limit of a renewed lease: two lease durations ahead of the time and of the last stamp,
@@ -127,11 +155,12 @@ fn raised_limit(limit: Stamp, last: Stamp, now: Timestamp, duration: Duration) -
 #[cfg(test)]
 mod tests {
     use waybill_engine::{PartitionId, ShardId};
-    use waybill_store::{LayoutGeneration, LeaseKey};
+    use waybill_state::{LayoutGeneration, LeaseKey};
 
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(10);
+    const STARTED: BootTime = BootTime::from_micros(60_000_000);
 
     fn held(valid_until: BootTime) -> HeldLease {
         let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(0));
@@ -147,6 +176,10 @@ mod tests {
             duration: LEASE,
             margin: Duration::from_secs(1),
         };
+        let now = Now {
+            wall: now,
+            boot: STARTED,
+        };
         lease.renewal(
             terms,
             now,
@@ -159,18 +192,17 @@ mod tests {
 
     #[test]
     fn an_owner_suspended_past_its_lease_stops() {
-        let renewed_at = BootTime::from_micros(60_000_000);
-        let lease = held(renewed_at + Duration::from_secs(9));
-        assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
+        let lease = held(STARTED + Duration::from_secs(9));
+        assert!(lease.is_valid(STARTED + Duration::from_secs(8)));
         // The machine was suspended for an hour right after the renewal, and its monotonic clock
         // was stopped.
-        assert!(!lease.is_valid_at(renewed_at + Duration::from_secs(3_600)));
+        assert!(!lease.is_valid(STARTED + Duration::from_secs(3_600)));
     }
 
     #[test]
     fn stamps_remain_available_after_the_clock_was_set_back() {
         let (day, now) = (Duration::from_secs(86_400), Timestamp(1_000_000_000_000));
-        let mut lease = held(BootTime::now());
+        let mut lease = held(STARTED);
         let mut last = Stamp((now + day).as_micros());
         lease.row.stamp_limit = Stamp(last.0 + 1);
         for _ in 0..3 {

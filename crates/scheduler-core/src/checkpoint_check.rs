@@ -17,11 +17,10 @@
 use std::fmt;
 
 use waybill_engine::{ByPriority, Offset, Priority, Source, TopicOffsets};
-use waybill_kafka::TopicId;
-use waybill_kafka::UNDECODABLE;
-use waybill_store::Lease;
+use waybill_messages::{TopicId, UNDECODABLE};
+use waybill_state::Lease;
 
-use super::log_offsets::{LogEnds, StartOffsets};
+use crate::log_offsets::{LogEnds, StartOffsets};
 
 /// The topics whose records must all be read. Replies are exempt: the running steps of live
 /// operations are requested again.
@@ -29,7 +28,7 @@ const READ_WHOLE: [Source; 3] = [Source::Requests, Source::HighPriority, Source:
 
 /// A log that does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct CheckpointMismatch {
+pub(crate) struct CheckpointMismatch {
     /// Its topic.
     pub source: Source,
     /// Why.
@@ -38,7 +37,7 @@ pub(super) struct CheckpointMismatch {
 
 /// Why a log does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum MismatchCause {
+pub(crate) enum MismatchCause {
     /// It begins after the checkpoint.
     #[error(
         "records from offset {done} on are not done, but the log begins at {begins}: retention \
@@ -98,7 +97,7 @@ impl fmt::Display for CheckpointMismatch {
 
 impl CheckpointMismatch {
     /// Moves the checkpoint in a lease to the beginning of the log.
-    pub(super) fn pass_over(&self, row: &mut Lease, first: &TopicOffsets) {
+    pub(crate) fn pass_over(&self, row: &mut Lease, first: &TopicOffsets) {
         let begins = first.on(self.source);
         *row.checkpoint.at.on_mut(self.source) = begins;
         row.handover.distrust(self.source);
@@ -122,7 +121,7 @@ impl CheckpointMismatch {
 ///
 /// [`CheckpointMismatch`] names the first log that has lost unfinished records, that ends before
 /// the checkpoint, or whose topic was recreated before any record was done.
-pub(super) fn start_offsets(
+pub(crate) fn start_offsets(
     row: &Lease,
     ends: &LogEnds,
 ) -> Result<StartOffsets, CheckpointMismatch> {
@@ -182,7 +181,7 @@ pub(super) fn start_offsets(
 /// A version that compares fingerprints with records alone does so only if the log has a record
 /// below the checkpoint. There was none when the fingerprint was stored, so that version also
 /// refuses another topic.
-pub(super) fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
+pub fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
     let mut is_changed = false;
     for priority in Priority::ALL {
         let source = priority.source();

@@ -10,32 +10,25 @@
 //! answer at all is abandoned after a while, and its shards restart.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::Context as _;
-use tokio::runtime::Handle;
-use waybill_engine::{
-    BatchNumber, Command, Event, Message, PartitionId, ShardId, StepReply, Timestamp,
-};
-use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
-use waybill_telemetry::chain;
-use waybill_telemetry::trace::OpenSpan;
+use waybill_engine::{BatchNumber, BootTime, Command, Event, Message, Now, PartitionId, ShardId};
+use waybill_state::{AttentionEntry, DueEntry, RowWrite, WriteBatch, Written};
 
-use super::dispatcher::{Dispatcher, Settled};
-use super::index;
-use super::input::{Asker, CommitNumber, Generation, Input, Inputs};
-use super::linger::GroupCommitLinger;
-use super::metrics::{CommitMetrics, STUCK};
-use super::partition::{Slot, SlotState};
-use super::spans;
-use super::task::{Task, TaskError};
-use super::tasks;
-use super::unreadable::UnreadableRows;
+use crate::effect::{Effect, LoopError, Note};
+use crate::input::{Asker, CommitNumber, Generation, SendNumber, Undelivered};
+use crate::linger::GroupCommitLinger;
+use crate::slot::{Slot, SlotState};
+use crate::task::{Task, TaskError};
 
 /// Maximum sleep of the loop while messages are unacknowledged. Acknowledgements move checkpoints
 /// and free room, but do not wake the loop.
 const SETTLE_MAX: Duration = Duration::from_millis(5);
+/// The pause before a part of a commit is written again.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// A shard under an assignment.
+pub(crate) type Assigned = (ShardId, Generation);
 
 /// A batch of one engine that is in flight.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +50,7 @@ impl Part {
 }
 
 /// One shard's part of a commit.
+#[derive(Debug)]
 struct PartOf {
     part: Part,
     /// Sent once the rows are durable.
@@ -66,17 +60,16 @@ struct PartOf {
 }
 
 /// A commit whose rows are being written.
+#[derive(Debug)]
 struct UnderWay {
     number: CommitNumber,
     /// When its rows were first written.
-    began: Instant,
+    began: BootTime,
     parts: Vec<PartOf>,
-    /// The spans of the rows. They end with the commit.
-    spans: Vec<OpenSpan>,
 }
 
 impl UnderWay {
-    fn shards(&self) -> impl Iterator<Item = (ShardId, Generation)> {
+    fn shards(&self) -> impl Iterator<Item = Assigned> {
         let parts = self.parts.iter();
         parts.map(|PartOf { part, .. }| (part.shard, part.generation))
     }
@@ -86,17 +79,11 @@ impl UnderWay {
     }
 }
 
-/// The pause before a part of a commit is written again.
-const AGAIN_AFTER: Duration = Duration::from_millis(200);
-
 /// The path from the engines to the store and the topics.
-pub(super) struct Commits {
-    store: Arc<dyn Store>,
-    runtime: Handle,
-    sender: Inputs,
-    dispatcher: Dispatcher,
-    metrics: CommitMetrics,
-    replaced: UnreadableRows,
+#[derive(Debug)]
+pub(crate) struct Commits {
+    /// Whether the store belongs to this process alone.
+    store_is_exclusive: bool,
     linger: GroupCommitLinger,
     /// Commits without an answer for this long are abandoned.
     stuck_after: Duration,
@@ -104,49 +91,38 @@ pub(super) struct Commits {
     /// Parts of earlier commits that are being written again, each on its own.
     again: Vec<UnderWay>,
     last_number: CommitNumber,
-    unsettled: BTreeMap<u64, Part>,
-    next_number: u64,
+    unsettled: BTreeMap<SendNumber, Part>,
+    last_sent: SendNumber,
 }
 
 impl Commits {
-    pub(super) fn new(
-        store: Arc<dyn Store>,
-        runtime: Handle,
-        sender: Inputs,
-        dispatcher: Dispatcher,
-        stuck_after: Duration,
-    ) -> Self {
+    pub(crate) fn new(store_is_exclusive: bool, stuck_after: Duration) -> Self {
         Self {
-            store,
-            runtime,
-            sender,
-            dispatcher,
-            metrics: CommitMetrics::new(),
-            replaced: UnreadableRows::replaced(),
+            store_is_exclusive,
             linger: GroupCommitLinger::default(),
             stuck_after,
             under_way: None,
             again: Vec::new(),
             last_number: CommitNumber::default(),
             unsettled: BTreeMap::new(),
-            next_number: 0,
+            last_sent: SendNumber::default(),
         }
     }
 
     /// Starts the next commit, if none is in flight and there is something to commit.
-    pub(super) fn resume(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Timestamp) {
-        let began = Instant::now();
+    pub(crate) fn resume(
+        &mut self,
+        slots: &mut BTreeMap<ShardId, Slot>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let began = now.boot;
         if self.under_way.is_some() || self.linger.holds_back(began) {
             return;
         }
         let mut write = WriteBatch::default();
-        let mut under_way = UnderWay {
-            number: self.last_number.next(),
-            began,
-            parts: Vec::new(),
-            spans: Vec::new(),
-        };
-        let is_written_again = !self.store.is_exclusive();
+        let mut parts = Vec::new();
+        let is_written_again = !self.store_is_exclusive;
         for (&shard, slot) in slots.iter_mut() {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
@@ -157,7 +133,7 @@ impl Commits {
             if owned.releasing_since.is_some() || is_behind {
                 continue;
             }
-            let Some(batch) = owned.engine.take_batch(now) else {
+            let Some(batch) = owned.engine.take_batch(now.wall) else {
                 continue;
             };
             let mut messages = Vec::new();
@@ -171,16 +147,13 @@ impl Commits {
                         own.attention
                             .push((partition, AttentionEntry { at, operation }));
                     }
-                    Command::Persist(row) => {
-                        spans::of_row(&row, self.dispatcher.topics(), &mut under_way.spans);
-                        own.rows.push(RowWrite {
-                            id: row.id,
-                            created: row.created,
-                            state: row.state,
-                            stamp: row.stamp,
-                            keep_for: row.keep_for,
-                        });
-                    }
+                    Command::Persist(row) => own.rows.push(RowWrite {
+                        id: row.id,
+                        created: row.created,
+                        state: row.state,
+                        stamp: row.stamp,
+                        keep_for: row.keep_for,
+                    }),
                     Command::Send(message) => messages.push(message),
                 }
             }
@@ -191,7 +164,7 @@ impl Commits {
             write.due.append(&mut own.due);
             write.attention.append(&mut own.attention);
             write.rows.append(&mut own.rows);
-            under_way.parts.push(PartOf {
+            parts.push(PartOf {
                 part: Part {
                     shard,
                     partition,
@@ -202,35 +175,31 @@ impl Commits {
                 write: copy,
             });
         }
-        if under_way.parts.is_empty() {
+        if parts.is_empty() {
             return;
         }
         self.linger.began(began, write.rows.len());
-        if write == WriteBatch::default() {
-            self.dispatch(under_way.parts, slots);
+        if write.is_empty() {
+            self.dispatch(parts, slots, began, effects);
             return;
         }
-        self.metrics.rows.record(write.rows.len() as f64);
-        self.write(under_way.number, write, now, Duration::ZERO);
-        self.under_way = Some(under_way);
-    }
-
-    /// Writes rows after a pause, and reports the result to the loop.
-    fn write(&self, number: CommitNumber, write: WriteBatch, now: Timestamp, rest: Duration) {
-        let store = self.store.clone();
-        let writing = async move {
-            if !rest.is_zero() {
-                tokio::time::sleep(rest).await;
-            }
-            Ok(index::write(&*store, write, now + rest).await?)
-        };
-        let input = move |result| Input::Committed { number, result };
-        tasks::spawn(&self.runtime, &self.sender, Task::Commit, writing, input);
+        effects.push(Effect::Note(Note::CommitBegan(write.rows.len())));
+        let number = self.last_number.next();
+        effects.push(Effect::Write {
+            number,
+            batch: write,
+            again_after: None,
+        });
+        self.under_way = Some(UnderWay {
+            number,
+            began,
+            parts,
+        });
     }
 
     /// Maximum sleep of the loop on behalf of commits; `None` if an event will wake it.
-    pub(super) fn patience(&self) -> Option<Duration> {
-        match self.linger.rest(Instant::now()) {
+    pub(crate) fn patience(&self, now: BootTime) -> Option<Duration> {
+        match self.linger.rest(now) {
             Some(rest) => Some(rest),
             None if self.unsettled.is_empty() => None,
             None => Some(SETTLE_MAX),
@@ -246,16 +215,17 @@ impl Commits {
     ///
     /// If the store of this process could not write, or a store rejects the write. This process can
     /// then guarantee nothing any more.
-    pub(super) fn committed(
+    pub(crate) fn committed(
         &mut self,
         number: CommitNumber,
         result: Result<Written, TaskError>,
         slots: &mut BTreeMap<ShardId, Slot>,
-        now: Timestamp,
-    ) -> anyhow::Result<Vec<(ShardId, Generation)>> {
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Vec<Assigned>, LoopError> {
         let result = match result {
-            Err(TaskError::Store(error)) if !may_come_back(&*self.store, &error) => {
-                return Err(error).context("the group commit of step state failed");
+            Err(TaskError::Store(error)) if !error.may_be_repeated(self.store_is_exclusive) => {
+                return Err(LoopError::Commit(error));
             }
             result => result,
         };
@@ -265,27 +235,25 @@ impl Commits {
         };
         let error = match result {
             Ok(written) => {
-                for row in &written.replaced {
-                    self.replaced.report(row);
-                }
-                self.metrics
-                    .duration
-                    .record(under_way.began.elapsed().as_secs_f64());
-                self.dispatch(under_way.parts, slots);
+                let replaced = written.replaced.into_iter();
+                effects.extend(replaced.map(|row| Effect::Note(Note::RowReplaced(row))));
+                let age = now.boot.since(under_way.began);
+                effects.push(Effect::Note(Note::CommitDurable(age)));
+                self.dispatch(under_way.parts, slots, now.boot, effects);
                 return Ok(Vec::new());
             }
             Err(error) => error,
         };
-        self.metrics.failed.increment(1);
+        effects.push(Effect::Note(Note::CommitFailed));
         // A part that panics on its own would panic again.
         let is_of_one = under_way.parts.len() == 1;
         let is_hopeless = is_of_one && matches!(error, TaskError::Panicked(_));
-        if self.store.is_exclusive() || is_hopeless {
-            tracing::error!(error = %chain(&error), "the group commit of step state failed");
+        if self.store_is_exclusive || is_hopeless {
+            tracing::error!(%error, "the group commit of step state failed");
             return Ok(under_way.shards().collect());
         }
         tracing::error!(
-            error = %chain(&error),
+            %error,
             shards = under_way.parts.len(),
             "the group commit of step state failed; writing each shard's part again"
         );
@@ -296,17 +264,20 @@ impl Commits {
             } = part.part;
             let slot = slots.get_mut(&shard);
             let owned = slot.and_then(|slot| slot.owned(generation));
-            if !owned.is_some_and(|owned| owned.lease.is_valid() && !owned.release_sent) {
-                self.metrics.fenced.increment(1);
+            if !owned.is_some_and(|owned| owned.may_send(now.boot)) {
+                effects.push(Effect::Note(Note::Withheld));
                 continue;
             }
             let number = self.last_number.next();
-            self.write(number, part.write.clone(), now, AGAIN_AFTER);
+            effects.push(Effect::Write {
+                number,
+                batch: part.write.clone(),
+                again_after: Some(AGAIN_AFTER),
+            });
             self.again.push(UnderWay {
                 number,
                 began,
                 parts: vec![part],
-                spans: Vec::new(),
             });
         }
         Ok(Vec::new())
@@ -323,9 +294,13 @@ impl Commits {
 
     /// Abandons commits that have had no answer for too long. Returns the shards that must restart,
     /// each with the assignment under which its rows were written.
-    pub(super) fn give_up_stuck(&mut self) -> Vec<(ShardId, Generation)> {
+    pub(crate) fn give_up_stuck(
+        &mut self,
+        now: BootTime,
+        effects: &mut Vec<Effect>,
+    ) -> Vec<Assigned> {
         let stuck_after = self.stuck_after;
-        let is_stuck = |commit: &mut UnderWay| commit.began.elapsed() >= stuck_after;
+        let is_stuck = |commit: &mut UnderWay| now.since(commit.began) >= stuck_after;
         let stuck = self.again.extract_if(.., is_stuck);
         let stuck: Vec<UnderWay> = self
             .under_way
@@ -334,8 +309,8 @@ impl Commits {
             .chain(stuck)
             .collect();
         for commit in &stuck {
-            STUCK.of([Task::Commit.name()]).increment(1);
-            let age = commit.began.elapsed();
+            effects.push(Effect::Note(Note::Stuck(Task::Commit)));
+            let age = now.since(commit.began);
             let shards = commit.parts.len();
             tracing::error!(
                 ?age,
@@ -349,101 +324,80 @@ impl Commits {
     /// Sends the messages of the shards that are still owned. A shard that lost or released its
     /// lease while the rows were being written sends nothing: its successor might not have read
     /// these rows.
-    fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>) {
+    fn dispatch(
+        &mut self,
+        parts: Vec<PartOf>,
+        slots: &mut BTreeMap<ShardId, Slot>,
+        now: BootTime,
+        effects: &mut Vec<Effect>,
+    ) {
         for PartOf { part, messages, .. } in parts {
             let Some(slot) = slots.get_mut(&part.shard) else {
                 continue;
             };
             match slot.owned(part.generation) {
-                Some(owned) if owned.lease.is_valid() && !owned.release_sent => {
-                    let number = self.next_number;
-                    self.next_number += 1;
+                Some(owned) if owned.may_send(now) => {
+                    let number = self.last_sent.next();
                     self.unsettled.insert(number, part);
-                    self.dispatcher.send(number, part.asker(), messages);
+                    effects.push(Effect::Send {
+                        number,
+                        from: part.asker(),
+                        messages,
+                        valid_until: owned.lease.valid_until,
+                    });
                 }
-                _ => self.metrics.fenced.increment(1),
+                _ => effects.push(Effect::Note(Note::Withheld)),
             }
         }
     }
 
-    /// Processes acknowledgements and failed deliveries. Returns the shards that must restart
-    /// because one of their messages may be missing, with the assignments under which those were
+    /// Handles the acknowledgement of messages, or their failed delivery. Returns the shard that must
+    /// restart because one of its messages may be missing, with the assignment under which they were
     /// sent, and the reason.
-    pub(super) fn settle(
+    pub(crate) fn settled(
         &mut self,
+        number: SendNumber,
+        result: Result<(), Undelivered>,
         slots: &mut BTreeMap<ShardId, Slot>,
-        now: Timestamp,
-    ) -> Vec<(ShardId, Generation, String)> {
-        let mut failed = Vec::new();
-        for Settled { number, result } in self.dispatcher.settled() {
-            let Some(part) = self.unsettled.remove(&number) else {
-                continue;
-            };
-            if let Err(error) = result {
-                failed.push((part.shard, part.generation, error));
-                continue;
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Option<(Assigned, String)> {
+        let part = self.unsettled.remove(&number)?;
+        let Part {
+            shard, generation, ..
+        } = part;
+        match result {
+            Ok(()) => {
+                let slot = slots.get_mut(&shard);
+                if let Some(owned) = slot.and_then(|slot| slot.owned(generation)) {
+                    let batch = part.batch;
+                    owned.engine.apply(Event::Settled { batch }, now.wall);
+                }
+                None
             }
-            let slot = slots.get_mut(&part.shard);
-            if let Some(owned) = slot.and_then(|slot| slot.owned(part.generation)) {
-                let batch = part.batch;
-                owned.engine.apply(Event::Settled { batch }, now);
+            Err(Undelivered::LeaseEnded) => {
+                effects.push(Effect::Note(Note::Withheld));
+                let reason = "the lease ended before its messages were sent".to_owned();
+                Some(((shard, generation), reason))
+            }
+            Err(Undelivered::Failed(error)) => {
+                tracing::error!(%shard, error, "a message was not acknowledged");
+                let reason = format!("a message was not acknowledged: {error}");
+                Some(((shard, generation), reason))
             }
         }
-        failed
     }
 
     /// Whether any row or message of a shard is in flight.
-    pub(super) fn involve(&self, shard: ShardId) -> bool {
+    pub(crate) fn involve(&self, shard: ShardId) -> bool {
         let mut written = self.under_way.iter().chain(&self.again);
         let mut sent = self.unsettled.values();
         written.any(|commit| commit.involves(shard)) || sent.any(|part| part.shard == shard)
     }
 
-    /// The replies of agents in this process, with the shard that each is for.
-    pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
-        self.dispatcher.answers()
-    }
-
-    /// Publishes a reply to the topic from which the current owner of the operation reads it.
-    pub(super) fn pass_on(&mut self, asker: &Asker, reply: StepReply) {
-        self.dispatcher.pass_on(asker, reply);
-    }
-
     /// Forgets a shard that no longer runs here.
-    pub(super) fn forget(&mut self, shard: ShardId) {
+    pub(crate) fn forget(&mut self, shard: ShardId, effects: &mut Vec<Effect>) {
         self.again.retain(|commit| !commit.involves(shard));
-        self.dispatcher.forget(shard);
+        effects.push(Effect::Forget(shard));
     }
-
-    /// Updates the metrics of the agents in this process.
-    pub(super) fn show(&self) {
-        self.dispatcher.show();
-    }
-
-    /// Sets the number of partitions over which operations are spread.
-    pub(super) fn written(&mut self, partitions: u32) {
-        self.dispatcher.written(partitions);
-    }
-
-    /// Flushes the sent records, and closes the producer.
-    pub(super) fn close(self) {
-        self.dispatcher.close();
-    }
-}
-
-/// Whether the operation may succeed when it is repeated after this error. The embedded store can
-/// once it has reopened its files. An I/O error of a write is not retried: it is unknown whether
-/// the write took effect, and the next start finds out.
-fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
-    let may_recover = match error {
-        StoreError::Full { .. } | StoreError::Reopening { .. } => return true,
-        StoreError::Unavailable { .. } | StoreError::Unknown { .. } => true,
-        StoreError::RowTooLong { .. }
-        | StoreError::ElsewhereHeld { .. }
-        | StoreError::Schema(_)
-        | StoreError::Corrupt { .. }
-        | StoreError::Damaged(_)
-        | StoreError::Locked { .. } => false,
-    };
-    may_recover && !store.is_exclusive()
 }

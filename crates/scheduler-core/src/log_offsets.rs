@@ -1,11 +1,11 @@
 //! Where the logs of a partition begin and end, and where a shard starts to read them.
 
 use waybill_engine::{ByPriority, Offset, ShardHandover, TopicOffsets};
-use waybill_kafka::TopicId;
+use waybill_messages::TopicId;
 
 /// The bounds of a partition's logs when its lease was taken.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LogEnds {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LogEnds {
     /// The first offset of each topic.
     pub first: TopicOffsets,
     /// The next offset of each topic.
@@ -15,8 +15,8 @@ pub(super) struct LogEnds {
 }
 
 /// Where the consumers start.
-#[derive(Clone, Debug)]
-pub(super) struct StartOffsets {
+#[derive(Clone, PartialEq, Debug)]
+pub struct StartOffsets {
     /// The first record of each topic to apply.
     pub at: TopicOffsets,
     /// The record below the first request of each priority, with its expected fingerprint.

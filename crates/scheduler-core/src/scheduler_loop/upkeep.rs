@@ -1,70 +1,41 @@
 //! Upkeep of shards: acquires and renews their leases, stores checkpoints with the renewals, and
 //! releases shards, gracefully or because the lease is lost.
 
-use std::time::{Duration, Instant};
-
-use waybill_clock::BootTime;
 use waybill_engine::{
-    ByPriority, Event, LayoutShard, Ownership, PartitionEngine, PartitionId, Priority, ShardFilter,
+    ByPriority, Event, LayoutShard, Now, Ownership, PartitionEngine, Priority, ShardFilter,
     ShardHandover, ShardId, Source,
 };
-use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
-use waybill_telemetry::chain;
-use waybill_topology::shards;
+use waybill_state::{Checkpoint, Layout, Lease};
 
 use super::{RETRY_AFTER, SchedulerLoop};
 use crate::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
-use crate::consumers::EndsReader;
-use crate::foreign_state::FirstOwner;
-use crate::input::{Generation, Input, LostCause};
-use crate::lease::{AcquireError, HeldLease, Renewal};
+use crate::copies;
+use crate::effect::{Assignment, Effect, Note};
+use crate::input::{Generation, LostCause};
+use crate::lease::{AcquireError, HeldLease};
 use crate::log_offsets::LogEnds;
-use crate::metrics::LEASES_LOST;
-use crate::ownership;
-use crate::partition::{Differing, Owned, Slot, SlotState};
-use crate::task::{Task, TaskError};
-use crate::tasks;
-
-/// The pause before a new owner reads the ends of the logs again.
-const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
+use crate::slot::{Differing, Owned, Slot, SlotState};
+use crate::task::TaskError;
 
 impl SchedulerLoop {
     /// Starts acquiring the lease of every shard that should run and is idle.
-    pub(super) fn start_wanted(&mut self) {
+    pub(super) fn start_wanted(&mut self, now: Now) {
         if self.stopping.is_some() {
             return;
         }
         let shards = self.layout.scheme().shards();
         for (&shard, slot) in self.slots.range_mut(..ShardId(shards)) {
-            let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
+            let rested = slot.rest_until.is_none_or(|until| until <= now.boot);
             if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
                 continue;
             }
             slot.generation = self.assigned.next();
             slot.state = SlotState::Acquiring;
-            let generation = slot.generation;
-            let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
-            let layout = self.layout.clone();
-            let ends = self.consumers.ends_reader();
-            let first_owner = FirstOwner {
-                logs: ends.clone(),
-                may_lack_state: self.settings.start_without_state,
-            };
-            let acquiring = async move {
-                let of = shards::generation_to_run(&*store, &layout, shard).await?;
-                first_owner.check(&*store, &layout, of, shard).await?;
-                let acquiring =
-                    ownership::acquire(store, &layout, of, shard, owner, terms, &first_owner);
-                let lease = acquiring.await?;
-                let ends = read_ends(&ends, lease.row.partition, &lease).await?;
-                Ok::<_, AcquireError>((lease, ends))
-            };
-            let input = move |result| Input::Acquired {
+            self.effects.push(Effect::Acquire {
                 shard,
-                generation,
-                result,
-            };
-            tasks::spawn(&self.runtime, &self.sender, Task::Acquire, acquiring, input);
+                generation: slot.generation,
+                layout: self.layout.clone(),
+            });
         }
     }
 
@@ -73,14 +44,14 @@ impl SchedulerLoop {
         shard: ShardId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
+        now: Now,
     ) {
-        self.clock.read();
         let is_awaited = |slot: &&mut Slot| {
             slot.generation == generation && matches!(slot.state, SlotState::Acquiring)
         };
         let Some(slot) = self.slots.get_mut(&shard).filter(is_awaited) else {
             if let Ok((lease, _)) = result {
-                self.hand_back(lease);
+                self.hand_back(&lease);
             }
             return;
         };
@@ -93,12 +64,12 @@ impl SchedulerLoop {
                 return;
             }
             Err(AcquireError::LayoutChanged) => {
-                self.layout_asked.0 = Instant::now() - self.settings.lease;
-                return slot.rest(RETRY_AFTER);
+                self.layout_reads.hurry();
+                return slot.rest(now.boot + RETRY_AFTER);
             }
             Err(error) => {
-                tracing::warn!(%shard, error = %chain(&error), "could not take over the partition");
-                return slot.rest(RETRY_AFTER);
+                tracing::warn!(%shard, %error, "could not take over the partition");
+                return slot.rest(now.boot + RETRY_AFTER);
             }
         };
         // The store does not have these changes of the lease until the first renewal.
@@ -141,7 +112,7 @@ impl SchedulerLoop {
                 let reason = mismatch.to_string();
                 tracing::error!(%shard, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
-                self.hand_back(lease);
+                self.hand_back(&lease);
                 return;
             }
         };
@@ -179,28 +150,26 @@ impl SchedulerLoop {
             self.workflows.clone(),
             ownership,
         );
-        self.consumers
-            .add(shard, partition, generation, &filter, &start, ends);
-        let mut owned = Owned::new(engine, lease, filter, stored);
+        self.effects.push(Effect::Assign(Box::new(Assignment {
+            shard,
+            partition,
+            generation,
+            filter: filter.clone(),
+            start,
+            ends,
+        })));
+        let mut owned = Owned::new(engine, lease, filter, stored, now.boot);
         owned.row_is_known = row_is_known;
         slot.state = SlotState::Owned(Box::new(owned));
         slot.dropped_for = None;
     }
 
     /// Releases a lease that was acquired for a shard that is not run.
-    fn hand_back(&self, lease: HeldLease) {
-        let store = self.store.clone();
-        let releasing = async move {
-            let free = Lease {
-                owner: None,
-                renewal: lease.row.renewal + 1,
-                ..lease.row.clone()
-            };
-            if let Err(error) = store.take_lease(Some(lease.row), free).await {
-                tracing::warn!(error = %chain(&error), "could not release an unused lease; it will expire");
-            }
-        };
-        tasks::spawn_unawaited(&self.runtime, Task::Release, releasing);
+    fn hand_back(&mut self, lease: &HeldLease) {
+        self.effects.push(Effect::HandBack {
+            held: Box::new(lease.row.clone()),
+            free: Box::new(lease.without_owner()),
+        });
     }
 
     /// Handles a consumer that cannot continue with a partition.
@@ -210,13 +179,14 @@ impl SchedulerLoop {
         generation: Generation,
         shard: ShardId,
         cause: &LostCause,
+        now: Now,
     ) {
         let Some(owned) = self.owned(shard, generation) else {
             return;
         };
         let judged = owned.stored;
         tracing::error!(%shard, ?source, %cause, "cannot read the partition");
-        self.give_up(shard, "cannot read the partition");
+        self.give_up(shard, "cannot read the partition", now);
         if let LostCause::Fingerprint { .. } = cause
             && let Some(priority) = source.priority()
             && let Some(slot) = self.slots.get_mut(&shard)
@@ -242,43 +212,46 @@ impl SchedulerLoop {
 
     /// Drops the engine of a shard without another write. The next owner replays its work in
     /// flight.
-    pub(super) fn give_up(&mut self, shard: ShardId, reason: &str) {
+    pub(super) fn give_up(&mut self, shard: ShardId, reason: &str, now: Now) {
         let Some(slot) = self.slots.get_mut(&shard) else {
             return;
         };
         if let SlotState::Owned(_) = slot.state {
             tracing::warn!(%shard, reason, "dropping the partition; taking it again shortly");
-            self.consumers.remove(shard);
-            self.commits.forget(shard);
+            self.effects.push(Effect::Unassign(shard));
+            self.commits.forget(shard, &mut self.effects);
             slot.dropped_for = Some(reason.to_owned());
-            slot.rest(RETRY_AFTER);
+            slot.rest(now.boot + RETRY_AFTER);
             self.forget_gone();
         }
     }
 
     /// Drops every shard whose lease has expired.
-    pub(super) fn fence_expired(&mut self) {
+    pub(super) fn fence_expired(&mut self, now: Now) {
         let expired: Vec<ShardId> = self
             .slots
             .iter()
             .filter(|(_, slot)| {
-                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
+                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid(now.boot))
             })
             .map(|(&shard, _)| shard)
             .collect();
         for shard in expired {
-            LEASES_LOST.of([]).increment(1);
-            self.give_up(shard, "the lease expired");
+            self.expired(shard, now);
         }
     }
 
+    fn expired(&mut self, shard: ShardId, now: Now) {
+        self.effects.push(Effect::Note(Note::LeaseLost));
+        self.give_up(shard, "the lease expired", now);
+    }
+
     /// Renews leases, and stores checkpoints with them.
-    pub(super) fn renew(&mut self) {
-        let terms = self.settings.terms();
-        let now = self.clock.last();
+    pub(super) fn renew(&mut self, now: Now) {
+        let terms = self.settings.lease;
         let drained = self
             .stopping
-            .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
+            .is_some_and(|by| self.in_flight().records == 0 || now.boot >= by);
         for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
             let is_followed = slot.is_to_follow(&self.layout);
@@ -287,10 +260,10 @@ impl SchedulerLoop {
                 continue;
             };
             if !wanted && owned.releasing_since.is_none() {
-                owned.releasing_since = Some(Instant::now());
-                self.consumers.remove(shard);
+                owned.releasing_since = Some(now.boot);
+                self.effects.push(Effect::Unassign(shard));
             }
-            if owned.renewing {
+            if owned.renewing.is_some() {
                 continue;
             }
             let reached = owned.engine.checkpoint();
@@ -301,11 +274,12 @@ impl SchedulerLoop {
                     reached.fingerprints[priority].or(stored.fingerprints[priority])
                 }),
             };
-            let ends = owned.may_release(self.commits.involve(shard));
+            let ends = owned.may_release(self.commits.involve(shard), now.boot);
             // A release writes the row as it is, which is unknown after a renewal without an
             // answer.
             let release = ends && owned.row_is_known;
-            if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
+            let is_due = owned.renewal_due(checkpoint, reached.consumed, &self.settings, now.boot);
+            if !ends && !is_due {
                 continue;
             }
             let renewal = owned.lease.renewal(
@@ -316,41 +290,23 @@ impl SchedulerLoop {
                 reached.consumed,
                 release,
             );
-            owned.renewing = true;
             owned.release_sent |= release;
-            owned.renewal_sent_at = BootTime::now();
-            let held = owned.lease.row.clone();
-            let store = self.store.clone();
-            let layout = self.layout.clone();
-            let sent = renewal.clone();
-            let renewing = async move {
-                let written = match sent.row.owner {
-                    Some(_) => store.renew_lease(sent.row.clone()).await?,
-                    None => {
-                        let seen = Some(held.clone());
-                        store.take_lease(seen, sent.row.clone()).await?
-                    }
-                };
-                let copy = match written && held.checkpoint != sent.row.checkpoint {
-                    true => of_partition(&*store, &layout, &sent.row).await,
-                    false => None,
-                };
-                Ok::<_, TaskError>((written, copy))
-            };
-            let input = move |result: Result<(bool, Option<Checkpoint>), TaskError>| {
-                let (result, copy) = match result {
-                    Ok((written, copy)) => (Ok(written), copy),
-                    Err(error) => (Err(error), None),
-                };
-                Input::Renewed {
+            owned.renewal_sent_at = now.boot;
+            let lease = Box::new(renewal.row.clone());
+            self.effects.push(match release {
+                true => Effect::Release {
                     shard,
                     generation,
-                    renewal,
-                    result,
-                    copy,
-                }
-            };
-            tasks::spawn(&self.runtime, &self.sender, Task::Renew, renewing, input);
+                    held: Box::new(owned.lease.row.clone()),
+                    free: lease,
+                },
+                false => Effect::Renew {
+                    shard,
+                    generation,
+                    lease,
+                },
+            });
+            owned.renewing = Some(renewal);
         }
     }
 
@@ -358,17 +314,17 @@ impl SchedulerLoop {
         &mut self,
         shard: ShardId,
         generation: Generation,
-        renewal: Renewal,
         result: Result<bool, TaskError>,
-        copy: Option<Checkpoint>,
+        now: Now,
     ) {
-        let now = self.clock.last();
-        let released = renewal.row.owner.is_none();
         let owned = self.slots.get_mut(&shard);
         let Some(owned) = owned.and_then(|slot| slot.owned(generation)) else {
             return;
         };
-        owned.renewing = false;
+        let Some(renewal) = owned.renewing.take() else {
+            return;
+        };
+        let released = renewal.row.owner.is_none();
         owned.row_is_known = result.is_ok();
         match result {
             Ok(true) if released => {
@@ -378,29 +334,58 @@ impl SchedulerLoop {
                 }
                 self.forget_gone();
             }
+            // Messages may have been withheld since the lease ended, and nothing would send them.
+            Ok(true) if !owned.lease.is_valid(now.boot) => self.expired(shard, now),
             Ok(true) => {
                 let stamp_limit = renewal.row.stamp_limit;
-                let partition = renewal.row.partition;
                 let filter = owned.filter.clone();
                 let filter = filter.beyond(&renewal.row.checkpoint.at);
                 owned.stored = renewal.row.checkpoint;
+                let has_moved = renewal.row.checkpoint != owned.lease.row.checkpoint;
                 owned.lease.renewed(renewal);
-                owned.engine.apply(Event::StampLimit(stamp_limit), now);
+                owned.engine.apply(Event::StampLimit(stamp_limit), now.wall);
                 if filter != owned.filter {
-                    self.consumers.set_filter(shard, &filter);
-                    owned.filter = filter;
+                    owned.filter = filter.clone();
+                    self.effects.push(Effect::SetFilter { shard, filter });
                 }
-                if let Some(checkpoint) = copy {
-                    self.consumers.copy_checkpoint(partition, &checkpoint);
+                if has_moved && let Some(keys) = copies::others(&self.layout, &owned.lease.row) {
+                    match keys.is_empty() {
+                        true => self.copy_checkpoint(shard, generation, Ok(Vec::new())),
+                        false => self.effects.push(Effect::ReadLeases {
+                            shard,
+                            generation,
+                            keys,
+                        }),
+                    }
                 }
             }
-            Ok(false) => self.give_up(shard, "another owner took the lease"),
+            Ok(false) => self.give_up(shard, "another owner took the lease", now),
             Err(error) => {
-                tracing::warn!(%shard, error = %chain(&error), "could not renew the lease");
+                tracing::warn!(%shard, %error, "could not renew the lease");
                 // The write may have happened or may happen yet, so the next renewal must not reuse
                 // its number.
                 owned.lease.row.renewal = renewal.row.renewal;
             }
+        }
+    }
+
+    /// Copies the checkpoint of a whole partition for lag tools, from the leases of its other shards.
+    pub(super) fn copy_checkpoint(
+        &mut self,
+        shard: ShardId,
+        generation: Generation,
+        others: Result<Vec<Option<Lease>>, TaskError>,
+    ) {
+        let owned = self.slots.get_mut(&shard);
+        let owned = owned.and_then(|slot| slot.owned(generation));
+        if let Some(owned) = owned
+            && let Ok(others) = others
+            && let Some(checkpoint) = copies::of_partition(&self.layout, &owned.lease.row, &others)
+        {
+            self.effects.push(Effect::CopyCheckpoint {
+                partition: owned.partition(),
+                checkpoint,
+            });
         }
     }
 }
@@ -415,52 +400,4 @@ fn filter_of(layout: &Layout, lease: &HeldLease, handover: ShardHandover) -> Sha
         .with_end(layout.end_of(generation, shard))
         .with_written(layout.partitions_written())
         .beyond(&row.checkpoint.at)
-}
-
-/// The checkpoint of a whole partition, from the lease that was just written and those of the other
-/// shards; `None` while one of them has not begun or cannot be read, or if the lease is of a shard
-/// that will leave the partition.
-async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Option<Checkpoint> {
-    let (generation, partition) = (written.key.generation, written.partition);
-    if layout.generation() != generation {
-        return None;
-    }
-    let mut lowest = written.checkpoint;
-    if let Some(begin) = layout.to_begin(partition) {
-        lowest = lowest.lowest(Checkpoint::at(begin));
-    }
-    let own = layout.scheme().of_partition(partition);
-    let own = own.map(|shard| (generation, shard));
-    for (generation, shard) in own.chain(layout.left(partition)) {
-        let key = LeaseKey::scheduler(generation, shard);
-        if key != written.key {
-            let lease = store.lease(key).await.ok().flatten()?;
-            if !(lease.is_ended && generation != written.key.generation) {
-                lowest = lowest.lowest(lease.checkpoint);
-            }
-        }
-    }
-    Some(lowest)
-}
-
-/// Reads the ends of the logs, and retries while the lease lasts: giving up now would mean waiting
-/// for the lease to expire. (The leader of a new topic might not know the topic yet.)
-async fn read_ends(
-    ends: &EndsReader,
-    partition: PartitionId,
-    lease: &HeldLease,
-) -> Result<LogEnds, AcquireError> {
-    loop {
-        match ends.read(partition).await {
-            Err(error) if BootTime::now() + RETRY_AFTER < lease.valid_until => {
-                tracing::info!(
-                    %partition,
-                    error = %chain(&error),
-                    "could not read the ends of the logs; retrying"
-                );
-                tokio::time::sleep(ENDS_AGAIN_AFTER).await;
-            }
-            result => return result,
-        }
-    }
 }
