@@ -162,11 +162,11 @@ impl Driver {
                 self.give(input, clocks());
             }
             Incoming::Input(input) => {
-                let committed = match &input {
-                    Input::Committed { number, .. } => Some(*number),
+                let committed = match *input {
+                    Input::Committed { number, .. } => Some(number),
                     _ => None,
                 };
-                self.give(input, clocks());
+                self.give(*input, clocks());
                 self.spans.take_if(|(number, _)| Some(*number) == committed);
             }
         }

@@ -10,7 +10,7 @@ use waybill_scheduler_core::{Amount, Arrived, ControlError, Input};
 #[derive(Debug)]
 pub(super) enum Incoming {
     /// An input of the loop.
-    Input(Input),
+    Input(Box<Input>),
     /// The records of one poll of the consumer of `source`, and how far it read.
     Records {
         source: Source,
@@ -29,7 +29,7 @@ pub(super) enum Incoming {
 
 impl From<Input> for Incoming {
     fn from(input: Input) -> Self {
-        Self::Input(input)
+        Self::Input(Box::new(input))
     }
 }
 

@@ -88,8 +88,11 @@ mod tests {
         let answer = |work: fn() -> Result<Option<Layout>, TaskError>| {
             let work = async move { work() };
             spawn(runtime.handle(), &sender, Task::Layout, work, Input::Layout);
-            match inputs.recv().unwrap() {
-                Incoming::Input(Input::Layout(Err(error))) => error.to_string(),
+            let Incoming::Input(input) = inputs.recv().unwrap() else {
+                panic!("a task sends an input");
+            };
+            match *input {
+                Input::Layout(Err(error)) => error.to_string(),
                 other => panic!("{other:?}"),
             }
         };

@@ -247,11 +247,14 @@ fn a_step_without_its_partition_is_not_attempted_and_blocks_no_other() {
     let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
     for (there, missing) in &steps {
         fixture.send([missing.clone(), there.clone()].map(Message::Step));
-        let Ok(Incoming::Input(Input::Unsent {
-            asker, reply, why, ..
-        })) = fixture.inputs.recv_timeout(PATIENCE)
-        else {
+        let Ok(Incoming::Input(input)) = fixture.inputs.recv_timeout(PATIENCE) else {
             panic!("the loop gets no report");
+        };
+        let Input::Unsent {
+            asker, reply, why, ..
+        } = *input
+        else {
+            panic!("{input:?}");
         };
         assert_eq!(asker.shard, self::asker().shard);
         assert!(

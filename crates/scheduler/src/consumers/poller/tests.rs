@@ -124,7 +124,10 @@ fn a_record_that_waits_for_its_schema_is_read_before_the_damage_after_it() {
         for input in poll(&mut poller, &inputs) {
             match input {
                 Incoming::Records { records: more, .. } => records.extend(more),
-                Incoming::Input(Input::Blocked { why: Some(why), .. }) => blocked = Some(why),
+                Incoming::Input(input) => match *input {
+                    Input::Blocked { why: Some(why), .. } => blocked = Some(why),
+                    other => panic!("{other:?}"),
+                },
                 other => panic!("{other:?}"),
             }
         }
