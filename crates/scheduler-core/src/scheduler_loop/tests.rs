@@ -12,6 +12,7 @@ use crate::Own;
 use crate::input::{CommitNumber, SendNumber};
 use crate::lease::{HeldLease, LeaseTerms};
 use crate::log_offsets::LogEnds;
+use crate::task::{StoreFailure, StoreFailureKind};
 
 const SHARD: ShardId = ShardId(0);
 const LEASE: LeaseTerms = LeaseTerms {
@@ -206,6 +207,23 @@ impl Fixture {
         self.take(Input::Committed { number, result });
     }
 
+    /// The row of the next renewal, if there is one.
+    fn renewal(&mut self) -> Option<Lease> {
+        self.next(|effect| match effect {
+            Effect::Renew { lease, .. } => Some(*lease),
+            _ => None,
+        })
+    }
+
+    fn renewed(&mut self, result: Result<bool, TaskError>) {
+        let (shard, generation) = (SHARD, self.generation());
+        self.take(Input::Renewed {
+            shard,
+            generation,
+            result,
+        });
+    }
+
     /// The messages that are sent next, if there are any.
     fn sent(&mut self) -> Option<(SendNumber, Vec<Message>)> {
         self.next(|effect| match effect {
@@ -272,23 +290,64 @@ fn an_answer_after_the_shard_was_dropped_has_no_effect() {
 #[test]
 fn a_shard_restarts_if_its_lease_is_renewed_after_messages_were_withheld() {
     let mut fixture = Fixture::owned();
-    let (shard, generation) = (SHARD, fixture.generation());
     let number = fixture.begin();
     fixture.pass(4 * SECOND);
-    let is_renewed = |effect| matches!(effect, Effect::Renew { .. }).then_some(());
-    fixture.until(is_renewed);
+    fixture.renewal().expect("a third of the lease has passed");
     // The renewal was sent in time, but its answer arrives after the lease has ended.
     fixture.advance(5 * SECOND);
     fixture.committed(number);
     assert!(fixture.sent().is_none(), "the lease has ended");
-    let result = Ok(true);
-    fixture.take(Input::Renewed {
-        shard,
-        generation,
-        result,
-    });
+    fixture.renewed(Ok(true));
     fixture.turn();
     assert!(!fixture.runs(), "nothing would send the messages");
+}
+
+#[test]
+fn a_renewal_counts_from_when_it_was_sent() {
+    let mut fixture = Fixture::owned();
+    fixture.pass(4 * SECOND);
+    let renewal = fixture.renewal().expect("a third of the lease has passed");
+    assert_eq!(renewal.renewal, 1);
+    fixture.pass(4 * SECOND);
+    fixture.renewed(Ok(true));
+    // 4 seconds after it was sent: the lease is valid for 5 more.
+    fixture.pass(4 * SECOND);
+    assert!(fixture.runs());
+    let renewal = fixture.renewal().expect("the next one is due");
+    assert_eq!(renewal.renewal, 2);
+    fixture.pass(SECOND);
+    assert!(!fixture.runs(), "it was not answered");
+}
+
+#[test]
+fn a_renewal_after_one_without_an_answer_has_another_number() {
+    let mut fixture = Fixture::owned();
+    fixture.pass(4 * SECOND);
+    assert_eq!(fixture.renewal().map(|row| row.renewal), Some(1));
+    let unknown = StoreFailure {
+        kind: StoreFailureKind::Unknown,
+        message: "no answer".to_owned(),
+    };
+    fixture.renewed(Err(TaskError::Store(unknown)));
+    fixture.pass(4 * SECOND);
+    assert_eq!(fixture.renewal().map(|row| row.renewal), Some(2));
+    assert!(fixture.runs());
+}
+
+#[test]
+fn nothing_is_sent_after_the_lease_was_released() {
+    let mut fixture = Fixture::owned();
+    let number = fixture.begin();
+    fixture.take(Input::Shutdown);
+    fixture.pass(4 * SECOND);
+    fixture.renewal().expect("its row is still being written");
+    fixture.renewed(Ok(true));
+    fixture.pass(4 * SECOND);
+    let is_released = |effect| matches!(effect, Effect::Release { .. }).then_some(());
+    fixture.until(is_released);
+    // Another owner may have the lease already, although it would be valid for another second.
+    fixture.committed(number);
+    assert!(fixture.sent().is_none());
 }
 
 #[test]
