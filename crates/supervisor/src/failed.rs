@@ -30,10 +30,11 @@ use super::{SupervisorParts, SupervisorSettings};
 /// The consumer group of all supervisors of an installation, without the topics' prefix.
 const GROUP: &str = "supervisors";
 const POLL_WAIT: Duration = Duration::from_millis(200);
-const POLL_LIMITS: PollLimits = PollLimits {
-    records: 500,
-    bytes: 4 * 1024 * 1024,
-};
+const POLL_RECORDS_MAX: usize = 500;
+const POLL_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How long the recoveries of one poll may take at the maximum rate. A consumer that does not poll for
+/// five minutes leaves its group, and another one would begin with the same records.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(60);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The consumer of the topic.
@@ -88,6 +89,7 @@ impl Following {
         let mut session = Session {
             following: &self,
             consumer,
+            limits: limits(self.settings.recoveries_per_second_max),
             intake: Intake::default(),
             unreadable: Vec::new(),
             dead_letters: Vec::new(),
@@ -129,6 +131,8 @@ impl Following {
 struct Session<'a> {
     following: &'a Following,
     consumer: GroupConsumer,
+    /// Of one poll.
+    limits: PollLimits,
     intake: Intake,
     /// The records of the intake that cannot be decoded.
     unreadable: Vec<(RawRecord, DecodeError)>,
@@ -142,7 +146,7 @@ impl Session<'_> {
             .hold(is_paused)
             .context("could not pause or resume the consumer")?;
         self.consumer
-            .poll(POLL_LIMITS, POLL_WAIT, &mut self.intake)?;
+            .poll(self.limits, POLL_WAIT, &mut self.intake)?;
         Ok(Event::Polled(self.uncommitted()))
     }
 
@@ -253,6 +257,16 @@ impl Session<'_> {
     }
 }
 
+/// How much one poll may take, so that its recoveries are published in time.
+fn limits(recoveries_per_second_max: u32) -> PollLimits {
+    let in_time = u64::from(recoveries_per_second_max.max(1)) * PUBLISHED_WITHIN.as_secs();
+    let in_time = usize::try_from(in_time).unwrap_or(usize::MAX);
+    PollLimits {
+        records: in_time.min(POLL_RECORDS_MAX),
+        bytes: POLL_BYTES_MAX,
+    }
+}
+
 /// The records of one poll.
 #[derive(Debug, Default)]
 struct Intake {
@@ -359,6 +373,12 @@ mod tests {
         // The client meets them again.
         assert!(intake.undecodable(&log(7), Offset(12)));
         assert!(intake.is_empty());
+    }
+
+    #[test]
+    fn a_poll_takes_what_is_published_before_the_next_one_is_due() {
+        let records = [1, 5, 2_000, u32::MAX].map(|rate| limits(rate).records);
+        assert_eq!(records, [60, 300, 500, 500]);
     }
 
     #[test]
