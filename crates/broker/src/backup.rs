@@ -14,7 +14,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use crate::log::{DamagedBatch, LogFile, new_segment, sync_dir, verify};
+use crate::log::{DamagedBatch, LogFile, segment_path, system_disk, verify};
 use crate::meta::{Meta, MetaError, MetaSnapshot, TOPIC_PREFIX};
 use crate::server::Server;
 use crate::topics::{is_topic_name, logs_dir, partition_dir};
@@ -261,7 +261,9 @@ impl LogsRestore {
         }
         let dir = partition_dir(&logs_dir(&self.dir), topic, partition);
         fs::create_dir_all(&dir).map_err(of(&dir))?;
-        self.segment = Some(new_segment(&dir, base).map_err(of(&dir))?);
+        let path = segment_path(&dir, base);
+        let file = File::create_new(&path).map_err(of(&path))?;
+        self.segment = Some((path, file));
         Ok(())
     }
 
@@ -321,7 +323,7 @@ fn sync_below(dir: &Path) -> Result<(), CopyError> {
             sync_below(&path)?;
         }
     }
-    sync_dir(dir).map_err(of(dir))
+    system_disk().sync_dir(dir).map_err(of(dir))
 }
 
 fn of(path: &Path) -> impl Fn(io::Error) -> CopyError + use<> {

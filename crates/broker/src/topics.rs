@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use uuid::Uuid;
 
-use crate::log::{Limits, LogError, Partition, sync_dir};
+use crate::log::{Limits, LogError, Partition};
 use crate::meta::{Meta, MetaError, TopicRecord};
 use crate::retention::{RunTime, SegmentAges};
 use crate::{TopicConfig, locked};
@@ -396,7 +396,8 @@ impl Topics {
 
     fn sync_dirs(&self, name: &str) -> Result<(), LogError> {
         for dir in [self.logs.join(name), self.logs.clone()] {
-            sync_dir(&dir).map_err(LogError::of("cannot sync", &dir))?;
+            let synced = self.limits.disk.sync_dir(&dir);
+            synced.map_err(LogError::of("cannot sync", &dir))?;
         }
         Ok(())
     }

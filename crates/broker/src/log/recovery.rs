@@ -19,15 +19,15 @@
 //! is read. A power loss may leave unsynced writes out of order: that refuses the log, too.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use waybill_disk::files::Disk;
 use waybill_disk::is_full;
 
 use super::damage::Damage;
-use super::disk::{LogFile, sync_dir};
+use super::disk::LogFile;
 use super::producers::Producers;
 use super::scan::{find, scan};
 use super::segment::{
@@ -47,13 +47,15 @@ pub(super) struct Recovered {
 
 /// Opens the log in `dir`, or begins one there. A torn tail is cut off.
 pub(super) fn recover(
+    disk: &dyn Disk,
     dir: &Path,
     config: &TopicConfig,
     synced_end: Option<i64>,
     producers_max: usize,
 ) -> Result<Recovered, LogError> {
-    fs::create_dir_all(dir).map_err(LogError::of("cannot create", dir))?;
-    let mut bases = list_segments(dir).map_err(LogError::of("cannot list", dir))?;
+    disk.create_dir_all(dir)
+        .map_err(LogError::of("cannot create", dir))?;
+    let mut bases = list_segments(disk, dir).map_err(LogError::of("cannot list", dir))?;
     if bases.is_empty() {
         bases.push(0);
     }
@@ -61,7 +63,7 @@ pub(super) fn recover(
     let mut segments = Vec::with_capacity(bases.len());
     for (at, &base) in bases.iter().enumerate() {
         let next_base = bases.get(at + 1).copied();
-        let segment = Segment::read(dir, base, next_base, &mut producers, producers_max)?;
+        let segment = Segment::read(disk, dir, base, next_base, &mut producers, producers_max)?;
         let is_whole = segment.is_whole(next_base);
         segments.push(segment);
         if !is_whole {
@@ -73,7 +75,7 @@ pub(super) fn recover(
         unreachable!("there is at least one segment");
     };
     if !active.is_whole(later.first().copied()) {
-        active.refuse_unless_torn(dir, later)?;
+        active.refuse_unless_torn(disk, dir, later)?;
     }
     let end = active.index.next_offset;
     if let Some(synced_end) = synced_end
@@ -88,25 +90,26 @@ pub(super) fn recover(
     }
     active.cut(dir)?;
     for &base in later {
-        remove_empty(dir, base)?;
+        remove_empty(disk, dir, base)?;
     }
     for segment in segments.iter().filter(|segment| !segment.has_index) {
-        segment.write_again(synced_end)?;
-        segment.store_index(dir)?;
+        segment.write_again(disk, synced_end)?;
+        segment.store_index(disk, dir)?;
     }
     // Its content will be visible, so it must be durable if the topic is synced.
     if config.flush_messages.is_some() {
-        active.write_again(synced_end)?;
+        active.write_again(disk, synced_end)?;
     }
     // It describes the length that the active segment had; the next append makes it wrong.
     let index_path = index_path(dir, active.index.base);
-    match fs::remove_file(&index_path) {
+    match disk.remove(&index_path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(LogError::of("cannot remove", &index_path)(error));
         }
         _ => {}
     }
-    sync_dir(dir).map_err(LogError::of("cannot sync", dir))?;
+    disk.sync_dir(dir)
+        .map_err(LogError::of("cannot sync", dir))?;
     let closed = segments
         .into_iter()
         .map(|segment| Arc::new(ClosedSegment::new(segment.index)))
@@ -134,6 +137,7 @@ struct Segment {
 impl Segment {
     /// Takes the segment's index, or reads the segment.
     fn read(
+        disk: &dyn Disk,
         dir: &Path,
         base: i64,
         next_base: Option<i64>,
@@ -141,9 +145,9 @@ impl Segment {
         producers_max: usize,
     ) -> Result<Self, LogError> {
         let path = segment_path(dir, base);
-        let file = open_segment(dir, base).map_err(LogError::of("cannot open", &path))?;
+        let file = open_segment(disk, dir, base).map_err(LogError::of("cannot open", &path))?;
         let file_bytes = file.bytes().map_err(LogError::of("cannot read", &path))?;
-        let known = IndexFile::load(dir, base, file_bytes);
+        let known = IndexFile::load(disk, dir, base, file_bytes);
         let has_index = known.is_some() && next_base.is_some();
         let index = match known {
             Some(known) if has_index => {
@@ -178,7 +182,12 @@ impl Segment {
     }
 
     /// Refuses the log if valid data follows the first invalid data.
-    fn refuse_unless_torn(&self, dir: &Path, later: &[i64]) -> Result<(), LogError> {
+    fn refuse_unless_torn(
+        &self,
+        disk: &dyn Disk,
+        dir: &Path,
+        later: &[i64],
+    ) -> Result<(), LogError> {
         let path = segment_path(dir, self.index.base);
         let bound = later.first().copied().unwrap_or(i64::MAX);
         let offsets = self.index.next_offset..bound;
@@ -192,7 +201,7 @@ impl Segment {
             let bound = later.get(at + 1).copied().unwrap_or(i64::MAX);
             let path = segment_path(dir, base);
             let failed = |error| LogError::of("cannot read", &path)(error);
-            let file = LogFile::open(path.clone()).map_err(failed)?;
+            let file = LogFile::open(disk, path.clone()).map_err(failed)?;
             let bytes = file.bytes().map_err(failed)?;
             let next = find(&file, 0, bytes, &(base..bound)).map_err(failed)?;
             found = next.map(|next| (path, next));
@@ -229,7 +238,7 @@ impl Segment {
     }
 
     /// Rewrites and syncs the part that is not known to be synced.
-    fn write_again(&self, synced_end: Option<i64>) -> Result<(), LogError> {
+    fn write_again(&self, disk: &dyn Disk, synced_end: Option<i64>) -> Result<(), LogError> {
         let index = &self.index;
         let synced_end = synced_end.unwrap_or(0).max(index.base);
         if synced_end >= index.next_offset {
@@ -237,15 +246,15 @@ impl Segment {
         }
         let (from, _) = index.batch_before(synced_end);
         self.file
-            .rewrite(from, index.bytes)
+            .rewrite(disk, from, index.bytes)
             .map_err(LogError::of("cannot write again", self.file.path()))
     }
 
     /// Writes the missing index of a closed segment. A failure does no harm.
-    fn store_index(&self, dir: &Path) -> Result<(), LogError> {
+    fn store_index(&self, disk: &dyn Disk, dir: &Path) -> Result<(), LogError> {
         let path = index_path(dir, self.index.base);
         let stored = IndexFile::encode(&self.index, &self.producers)
-            .and_then(|encoded| IndexFile::store(dir, self.index.base, &encoded));
+            .and_then(|encoded| IndexFile::store(disk, dir, self.index.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
                 tracing::warn!(path = %path.display(), %error, "the disk is full: could not write the index of a closed segment");
@@ -257,8 +266,9 @@ impl Segment {
 }
 
 /// Removes a segment that follows a torn tail and holds nothing valid.
-fn remove_empty(dir: &Path, base: i64) -> Result<(), LogError> {
+fn remove_empty(disk: &dyn Disk, dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
     tracing::warn!(path = %path.display(), "removed a segment without a valid batch after a torn tail");
-    fs::remove_file(&path).map_err(LogError::of("cannot remove", &path))
+    disk.remove(&path)
+        .map_err(LogError::of("cannot remove", &path))
 }

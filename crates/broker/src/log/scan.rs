@@ -212,6 +212,8 @@ fn search(
 
 #[cfg(test)]
 mod tests {
+    use waybill_disk::files::SystemDisk;
+
     use super::super::segment::tests::filled_segment;
     use super::*;
 
@@ -256,7 +258,7 @@ mod tests {
             bad[at as usize] ^= 0x10;
             let path = dir.path().join("bad");
             std::fs::write(&path, &bad).unwrap();
-            let file = LogFile::open(path).unwrap();
+            let file = LogFile::open(&SystemDisk, path).unwrap();
             let scanned = scan(&file, 100, index.bytes, &mut Producers::default(), 10).unwrap();
             assert_eq!(scanned.bytes, 2 * batch_bytes, "byte {at}");
             let next = find(&file, scanned.bytes + 1, index.bytes, &(104..i64::MAX)).unwrap();
@@ -288,7 +290,7 @@ mod tests {
             front[8..12].copy_from_slice(&length.to_be_bytes());
         }
         std::fs::write(&path, &fronts).unwrap();
-        let file = LogFile::open(path).unwrap();
+        let file = LogFile::open(&SystemDisk, path).unwrap();
         let found = find(&file, 1, bytes as u64, &(100..i64::MAX)).unwrap();
         assert!(found.is_some_and(|found| !found.is_verified), "{found:?}");
         let read = file.read_bytes.load(std::sync::atomic::Ordering::Relaxed);

@@ -9,14 +9,13 @@
 //! machine dies while one is being written, the other is valid, only older.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use waybill_disk::files::{Disk, Open};
 
 use crate::locked;
 
@@ -31,6 +30,7 @@ pub(crate) type Key = ([u8; 16], i32);
 
 /// The ends of all partitions.
 pub(crate) struct SyncedEnds {
+    disk: Arc<dyn Disk>,
     dir: PathBuf,
     table: Mutex<Table>,
 }
@@ -50,8 +50,8 @@ struct Stored {
 
 impl SyncedEnds {
     /// Reads the record stored in `dir`; empty if nothing can be read.
-    pub(crate) fn load(dir: &Path) -> Self {
-        let newest = newest(dir).unwrap_or_else(|Unreadable| {
+    pub(crate) fn load(disk: Arc<dyn Disk>, dir: &Path) -> Self {
+        let newest = newest(&*disk, dir).unwrap_or_else(|Unreadable| {
             tracing::warn!(
                 path = %dir.display(),
                 "cannot read the synced ends of logs; log truncation goes undetected at this start"
@@ -63,6 +63,7 @@ impl SyncedEnds {
             number: stored.number,
         });
         Self {
+            disk,
             dir: dir.to_owned(),
             table: Mutex::new(table),
         }
@@ -100,18 +101,13 @@ impl SyncedEnds {
         bytes.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(&body);
         // The other, older file. It is overwritten, not created again, so that it keeps its space.
-        let path = self.dir.join(NAMES[usize::from(number % 2 == 1)]);
-        let is_new = !path.exists();
-        let mut options = OpenOptions::new();
-        let file = options
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .open(&path)?;
+        let name = NAMES[usize::from(number % 2 == 1)];
+        let is_new = !self.disk.list(&self.dir)?.iter().any(|known| known == name);
+        let file = self.disk.open(&self.dir.join(name), Open::Write)?;
         file.write_all_at(&bytes, 0)?;
-        file.sync_data()?;
+        file.sync()?;
         if is_new {
-            File::open(&self.dir)?.sync_all()?;
+            self.disk.sync_dir(&self.dir)?;
         }
         table.number = number;
         Ok(())
@@ -123,8 +119,8 @@ impl SyncedEnds {
 struct Unreadable;
 
 /// The newest stored ends in `dir`, if there are any.
-fn newest(dir: &Path) -> Result<Option<Stored>, Unreadable> {
-    let files = NAMES.map(|name| fs::read(dir.join(name)));
+fn newest(disk: &dyn Disk, dir: &Path) -> Result<Option<Stored>, Unreadable> {
+    let files = NAMES.map(|name| disk.read(&dir.join(name)));
     let decoded = files
         .iter()
         .filter_map(|file| decode(file.as_deref().ok()?));
@@ -148,19 +144,27 @@ fn decode(bytes: &[u8]) -> Option<Stored> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use waybill_disk::files::SystemDisk;
+
     use super::*;
+
+    fn load(dir: &Path) -> SyncedEnds {
+        SyncedEnds::load(Arc::new(SystemDisk), dir)
+    }
 
     #[test]
     fn a_torn_file_leaves_the_older_ends() {
         let dir = tempfile::tempdir().unwrap();
         let key = ([1; 16], 3);
-        let ends = SyncedEnds::load(dir.path());
+        let ends = load(dir.path());
         assert_eq!(ends.of(key), None);
         for end in [10, 20, 15] {
             ends.note(key, end);
             ends.store().unwrap();
         }
-        assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(20));
+        assert_eq!(load(dir.path()).of(key), Some(20));
         ends.note(key, 30);
         ends.store().unwrap();
         // The fourth is in the first file.
@@ -168,36 +172,32 @@ mod tests {
         let whole = fs::read(&newest).unwrap();
         for cut in 0..whole.len() {
             fs::write(&newest, &whole[..cut]).unwrap();
-            assert_eq!(
-                SyncedEnds::load(dir.path()).of(key),
-                Some(20),
-                "cut at {cut}"
-            );
+            assert_eq!(load(dir.path()).of(key), Some(20), "cut at {cut}");
         }
         for at in 0..whole.len() {
             let mut bad = whole.clone();
             bad[at] ^= 1;
             fs::write(&newest, &bad).unwrap();
-            assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(20), "byte {at}");
+            assert_eq!(load(dir.path()).of(key), Some(20), "byte {at}");
         }
         fs::write(&newest, &whole).unwrap();
-        assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(30));
+        assert_eq!(load(dir.path()).of(key), Some(30));
     }
 
     #[test]
     fn unreadable_files_are_distinguished_from_missing_files() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(newest(dir.path()), Ok(None)));
-        let ends = SyncedEnds::load(dir.path());
+        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(None)));
+        let ends = load(dir.path());
         ends.store().unwrap();
         // The first one was cut short, and there is no other yet.
         let first = dir.path().join(NAMES[1]);
         let whole = fs::read(&first).unwrap();
         fs::write(&first, &whole[..10]).unwrap();
-        assert!(matches!(newest(dir.path()), Ok(None)));
+        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(None)));
         ends.store().unwrap();
-        assert!(matches!(newest(dir.path()), Ok(Some(_))));
+        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(Some(_))));
         fs::write(dir.path().join(NAMES[0]), b"").unwrap();
-        assert!(newest(dir.path()).is_err());
+        assert!(newest(&SystemDisk, dir.path()).is_err());
     }
 }

@@ -47,9 +47,13 @@ fn log_dir(dir: &TempDir) -> PathBuf {
 impl Fixture {
     fn open(dir: &TempDir, config: TopicConfig) -> Result<Self, LogError> {
         let counters = Arc::new(Counters::default());
-        let syncs = SyncQueue::new(Arc::clone(&counters), SyncedEnds::load(dir.path()));
+        let syncs = SyncQueue::new(
+            Arc::clone(&counters),
+            SyncedEnds::load(system_disk(), dir.path()),
+        );
         let threads = SyncThreads::start(Arc::clone(&syncs)).unwrap();
         let limits = Limits {
+            disk: system_disk(),
             producers_max: 10,
             syncs: Arc::clone(&syncs),
             low_on_disk: Arc::default(),
@@ -145,7 +149,11 @@ async fn a_failed_sync_takes_the_partition_offline_and_its_records_stay_invisibl
     assert!(refused.to_string().contains("os error 5"), "{refused}");
     // The disk would take it now.
     fixture.partition.set_config(synced());
-    let file = LogFile::open(log_dir(&dir).join("00000000000000000000.log")).unwrap();
+    let file = LogFile::open(
+        &*system_disk(),
+        log_dir(&dir).join("00000000000000000000.log"),
+    )
+    .unwrap();
     file.sync().unwrap();
     assert_eq!(fixture.partition.high_watermark(), 1);
     assert!(before > 0);
@@ -303,17 +311,19 @@ async fn the_stored_synced_end_never_exceeds_the_synced_bytes() {
     let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     for count in 1..=5 {
         assert!(fixture.produce().await.unwrap());
-        let stored = SyncedEnds::load(dir.path()).of(KEY).unwrap_or(0);
+        let stored = SyncedEnds::load(system_disk(), dir.path())
+            .of(KEY)
+            .unwrap_or(0);
         assert!(stored <= count, "{stored} of {count}");
     }
     until("the end is stored", || {
-        SyncedEnds::load(dir.path()).of(KEY) == Some(5)
+        SyncedEnds::load(system_disk(), dir.path()).of(KEY) == Some(5)
     });
     faults::plan(dir.path(), Op::Sync, EIO, 1);
     assert!(!fixture.produce().await.unwrap());
     fixture.until_offline().await;
     drop(fixture);
-    assert_eq!(SyncedEnds::load(dir.path()).of(KEY), Some(5));
+    assert_eq!(SyncedEnds::load(system_disk(), dir.path()).of(KEY), Some(5));
 }
 
 #[tokio::test]

@@ -4,7 +4,6 @@
 //! whole closed segments are deleted. An active one with nothing worth keeping is closed first, so
 //! that its space is freed too.
 
-use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -95,6 +94,7 @@ impl Partition {
             .map_or(log.active.base, |segment| segment.index.base);
         self.log_start.fetch_max(first, Ordering::AcqRel);
         drop(log);
+        let disk = &*self.limits.disk;
         for segment in deleted {
             let base = segment.index.base;
             tracing::info!(
@@ -105,11 +105,11 @@ impl Partition {
                 "deleted a segment"
             );
             // The index first: without its segment it would never be deleted.
-            match fs::remove_file(index_path(&self.dir, base)) {
+            match disk.remove(&index_path(&self.dir, base)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            fs::remove_file(segment_path(&self.dir, base))?;
+            disk.remove(&segment_path(&self.dir, base))?;
             self.topic_bytes
                 .fetch_sub(segment.index.bytes, Ordering::Relaxed);
         }

@@ -19,7 +19,7 @@ impl Topics {
     /// Opens partitions again whose disk was full at a sync, if there is room. Returns `false` if
     /// some are left. Blocks.
     pub(crate) fn reopen_full(&self) -> bool {
-        let has_room = has_room(&self.logs).unwrap_or_else(|error| {
+        let has_room = has_room(&*self.limits.disk, &self.logs).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot tell whether the disk has room");
             false
         });

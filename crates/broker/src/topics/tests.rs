@@ -6,7 +6,7 @@ use waybill_wire::batch::made::batch;
 
 use super::*;
 use crate::log::faults::{self, Op};
-use crate::log::{AppendError, Appended, Condition, SyncedEnds};
+use crate::log::{AppendError, Appended, Condition, SyncedEnds, system_disk};
 use crate::log::{SyncQueue, SyncThreads};
 use crate::stats::Counters;
 
@@ -16,8 +16,12 @@ const TIMES_MS: [i64; 3] = [0, 1_790_000_000_000, 4_102_444_800_000];
 
 fn open(dir: &Path) -> Topics {
     let limits = Limits {
+        disk: system_disk(),
         producers_max: 10,
-        syncs: SyncQueue::new(Arc::new(Counters::default()), SyncedEnds::load(dir)),
+        syncs: SyncQueue::new(
+            Arc::new(Counters::default()),
+            SyncedEnds::load(system_disk(), dir),
+        ),
         low_on_disk: Arc::default(),
     };
     let meta = Arc::new(Meta::open(&dir.join("meta")).unwrap());
@@ -136,9 +140,10 @@ struct Fixture {
 impl Fixture {
     fn new(config: TopicConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let ends = SyncedEnds::load(dir.path());
+        let ends = SyncedEnds::load(system_disk(), dir.path());
         let syncs = SyncQueue::new(Arc::new(Counters::default()), ends);
         let limits = Limits {
+            disk: system_disk(),
             producers_max: 10,
             syncs: Arc::clone(&syncs),
             low_on_disk: Arc::default(),
