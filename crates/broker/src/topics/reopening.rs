@@ -37,8 +37,12 @@ impl Topics {
                 }
                 match partition.reopen() {
                     Ok(opened) => {
+                        let lowered = self.lower_log_start(&opened, partition.log_start());
                         *partition = Arc::new(opened);
                         is_changed = true;
+                        if let Err(error) = lowered {
+                            partition.fail("reopen", &io::Error::other(with_causes(&error)));
+                        }
                     }
                     Err(error) if is_full(&error) => is_done = false,
                     Err(error) => {

@@ -97,6 +97,35 @@ fn ages_continue_after_a_restart() {
 }
 
 #[test]
+fn records_that_follow_a_lost_end_are_visible_after_the_next_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let topics = open(dir.path());
+    topics.create("t", 1, TopicConfig::default()).unwrap();
+    for timestamp in TIMES_MS {
+        append(&topics, timestamp);
+    }
+    let topic = topics.get("t").unwrap();
+    topics
+        .meta
+        .put_log_start(*topic.id.as_bytes(), 0, 3)
+        .unwrap();
+    topic.partitions[0].delete_records(2).unwrap();
+    drop((topic, topics));
+    // A power loss: the topic is not synced.
+    let segment = partition_dir(&logs_dir(dir.path()), "t", 0).join("00000000000000000000.log");
+    std::fs::write(&segment, b"").unwrap();
+
+    let topics = open(dir.path());
+    assert_eq!(log_start(&topics), 0);
+    append(&topics, TIMES_MS[0]);
+    drop(topics);
+    let topics = open(dir.path());
+    assert_eq!(log_start(&topics), 0);
+    let partition = Arc::clone(&topics.get("t").unwrap().partitions[0]);
+    assert_eq!(partition.high_watermark(), 1);
+}
+
+#[test]
 fn the_ages_of_a_deleted_topic_are_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
