@@ -93,8 +93,14 @@ impl LogFile {
         self.file.bytes()
     }
 
+    /// Reads bytes from `position` on, perhaps fewer than `buffer` takes: none at the file's end.
     pub(crate) fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        self.file.read_at(buffer, position)
+        loop {
+            match self.file.read_at(buffer, position) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => return read,
+            }
+        }
     }
 
     pub(crate) fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {

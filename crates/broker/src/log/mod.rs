@@ -42,4 +42,7 @@ pub(crate) use synced::{STORE_EVERY, SyncedEnds};
 pub(crate) use syncing::{Closing, NotClosed, Unwritten};
 
 #[cfg(test)]
+#[path = "../../tests/log_simulation/mod.rs"]
+mod simulation;
+#[cfg(test)]
 mod tests;

@@ -146,7 +146,10 @@ impl Partition {
                         is_exact: false,
                         end: index.bytes,
                     });
-                    break;
+                    // Else the record with that time may be before the log start.
+                    if index.base >= log_start {
+                        break;
+                    }
                 }
             }
             if log.active.max_timestamp >= timestamp {

@@ -88,7 +88,6 @@ pub(super) fn recover(
             synced_end,
         }));
     }
-    active.cut(dir)?;
     for &base in later {
         remove_empty(disk, dir, base)?;
     }
@@ -96,6 +95,8 @@ pub(super) fn recover(
         segment.write_again(disk, synced_end)?;
         segment.store_index(disk, dir)?;
     }
+    // After them: nothing may be durable before what it follows.
+    active.cut(dir)?;
     // Its content will be visible, so it must be durable if the topic is synced.
     if config.flush_messages.is_some() {
         active.write_again(disk, synced_end)?;
@@ -220,7 +221,8 @@ impl Segment {
         }
     }
 
-    /// Cuts off what follows the last whole batch.
+    /// Cuts off what follows the last whole batch. Durable when it returns: if a segment that is
+    /// closed soon got its tail back in a power loss, valid data would follow damaged data.
     fn cut(&self, dir: &Path) -> Result<(), LogError> {
         if self.index.bytes == self.file_bytes {
             return Ok(());
@@ -234,6 +236,7 @@ impl Segment {
         );
         self.file
             .cut(self.index.bytes)
+            .and_then(|()| self.file.sync())
             .map_err(LogError::of("cannot cut", &path))
     }
 

@@ -40,6 +40,11 @@ struct Table {
     ends: HashMap<Key, i64>,
     /// The number of the newest file.
     number: u64,
+    /// The newest file as it was read, which may be in memory only: an earlier process may have
+    /// died before it was synced, or after that failed. `None` once it is surely on the disk.
+    found: Option<Vec<u8>>,
+    /// Whether this process has made the names of the files durable.
+    are_named: [bool; 2],
 }
 
 #[derive(Serialize, Deserialize)]
@@ -58,9 +63,11 @@ impl SyncedEnds {
             );
             None
         });
-        let table = newest.map_or_else(Table::default, |stored| Table {
+        let table = newest.map_or_else(Table::default, |(stored, bytes)| Table {
             ends: stored.ends.into_iter().collect(),
             number: stored.number,
+            found: Some(bytes),
+            are_named: [false; 2],
         });
         Self {
             disk,
@@ -100,33 +107,58 @@ impl SyncedEnds {
         bytes.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
         bytes.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(&body);
-        // The other, older file. It is overwritten, not created again, so that it keeps its space.
-        let name = NAMES[usize::from(number % 2 == 1)];
-        let is_new = !self.disk.list(&self.dir)?.iter().any(|known| known == name);
-        let file = self.disk.open(&self.dir.join(name), Open::Write)?;
-        file.write_all_at(&bytes, 0)?;
-        file.sync()?;
-        if is_new {
-            self.disk.sync_dir(&self.dir)?;
+        // The newest one must be on the disk before the other is overwritten.
+        if let Some(found) = &table.found {
+            let newest = table.number;
+            self.write(newest, found)?;
+            table.found = None;
+            self.name(&mut table, newest)?;
         }
+        self.write(number, &bytes)?;
+        self.name(&mut table, number)?;
         table.number = number;
         Ok(())
     }
+
+    /// Writes and syncs the file with this number: the older one of the two, or the newest again.
+    fn write(&self, number: u64, bytes: &[u8]) -> io::Result<()> {
+        // It is overwritten, not created again, so that it keeps its space.
+        let path = self.dir.join(NAMES[slot(number)]);
+        let file = self.disk.open(&path, Open::Write)?;
+        file.write_all_at(bytes, 0)?;
+        file.sync()
+    }
+
+    /// Makes the name of the file with this number durable, once in each process: an earlier one
+    /// may have died before.
+    fn name(&self, table: &mut Table, number: u64) -> io::Result<()> {
+        if !table.are_named[slot(number)] {
+            self.disk.sync_dir(&self.dir)?;
+            table.are_named[slot(number)] = true;
+        }
+        Ok(())
+    }
+}
+
+/// Which of the files has this number.
+fn slot(number: u64) -> usize {
+    usize::from(number % 2 == 1)
 }
 
 /// Neither of the two files is whole. An interrupted write damages only one of them.
 #[derive(Debug)]
 struct Unreadable;
 
-/// The newest stored ends in `dir`, if there are any.
-fn newest(disk: &dyn Disk, dir: &Path) -> Result<Option<Stored>, Unreadable> {
+/// The newest stored ends in `dir`, if there are any, and their file's content.
+fn newest(disk: &dyn Disk, dir: &Path) -> Result<Option<(Stored, Vec<u8>)>, Unreadable> {
     let files = NAMES.map(|name| disk.read(&dir.join(name)));
-    let decoded = files
-        .iter()
-        .filter_map(|file| decode(file.as_deref().ok()?));
-    let newest = decoded.max_by_key(|stored| stored.number);
     let is_missing = |file: &io::Result<Vec<u8>>| matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound);
-    if newest.is_none() && !files.iter().any(is_missing) {
+    let is_any_missing = files.iter().any(is_missing);
+    let decoded = files
+        .into_iter()
+        .filter_map(|file| file.ok().and_then(|bytes| Some((decode(&bytes)?, bytes))));
+    let newest = decoded.max_by_key(|(stored, _)| stored.number);
+    if newest.is_none() && !is_any_missing {
         return Err(Unreadable);
     }
     Ok(newest)

@@ -1,0 +1,96 @@
+//! Every crash point of a short run, once and twice.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use waybill_simulated_disk::Loss;
+
+use super::judge::{Verdict, Violation};
+use super::machine::Machine;
+use crate::TopicConfig;
+
+/// What a crash may leave, without chance. Everything else is between these.
+const LOSSES: [Loss; 3] = [Loss::Process, Loss::Nothing, Loss::Everything];
+const THREADS: usize = 2;
+
+/// The acts of a run without faults. Every second append begins a segment.
+const ACTS: [fn(&mut Machine) -> Verdict; 20] = [
+    append, sync, append, append, sync, store_ends, append, sync, store_ends, trim, append, close,
+    append, append, sync, store_ends, append, sync, trim, store_ends,
+];
+
+fn append(machine: &mut Machine) -> Verdict {
+    machine.produce(0, 8)
+}
+
+fn sync(machine: &mut Machine) -> Verdict {
+    (0..3).try_for_each(|_| machine.sync())
+}
+
+fn store_ends(machine: &mut Machine) -> Verdict {
+    machine.perform_chores()?;
+    machine.store_ends()
+}
+
+fn trim(machine: &mut Machine) -> Verdict {
+    machine.trim()
+}
+
+fn close(machine: &mut Machine) -> Verdict {
+    machine.close()
+}
+
+/// Runs it with these crashes: after how many changes, and what is lost. The second number counts
+/// from the first crash. Returns how many changes there were since the last crash.
+fn run(crashes: &[(u64, Loss)]) -> Result<u64, Violation> {
+    let config = TopicConfig {
+        flush_messages: Some(1),
+        segment_bytes: 300,
+        retention: None,
+        retention_bytes: Some(500),
+        ..TopicConfig::default()
+    };
+    let mut machine = Machine::new(1, None, config);
+    machine.planned.extend(crashes);
+    machine.plan_crash();
+    let lived = ACTS.iter().try_for_each(|act| {
+        machine.go_on()?;
+        act(&mut machine)
+    });
+    let ended = lived.and_then(|()| machine.go_on());
+    let changes = machine.changes_since_restart();
+    ended.and_then(|()| machine.finish())?;
+    machine.end_process();
+    assert!(machine.planned.is_empty(), "{crashes:?} happen");
+    Ok(changes)
+}
+
+fn check(crashes: &[(u64, Loss)]) -> u64 {
+    run(crashes).unwrap_or_else(|broken| panic!("{crashes:?}: {broken:?}"))
+}
+
+#[test]
+fn every_crash_point_is_survived_once_and_twice() {
+    let once: Vec<_> = (0..check(&[]))
+        .flat_map(|at| LOSSES.map(|loss| (at, loss)))
+        .collect();
+    let (next, pairs) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while let Some(&first) = once.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for at in 0..check(&[first]) {
+                        for loss in LOSSES {
+                            check(&[first, (at, loss)]);
+                            pairs.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    println!(
+        "{} crash points, {} pairs of them",
+        once.len(),
+        pairs.into_inner()
+    );
+}
