@@ -29,8 +29,10 @@ pub enum Open {
     Read,
     /// For reading, and for writing at its end. Created if there is none.
     Append,
-    /// For reading, and for writing at any position. Created if there is none.
+    /// For reading, and for writing at any position. It must be there.
     Write,
+    /// For reading, and for writing at any position. Created if there is none.
+    Create,
     /// For writing at any position, as an empty file, whether there is one or not.
     Empty,
 }
@@ -104,7 +106,7 @@ pub trait DiskFile: Debug + Send + Sync {
     /// If the disk fails or is full.
     fn append(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Writes at a position of a file that was opened with [`Open::Write`] or [`Open::Empty`].
+    /// Writes at a position of a file that was opened for that.
     /// Returns how many bytes were written.
     ///
     /// # Errors
@@ -215,7 +217,8 @@ impl Disk for SystemDisk {
         match how {
             Open::Read => options.read(true),
             Open::Append => options.read(true).append(true).create(true),
-            Open::Write => options.read(true).write(true).create(true).truncate(false),
+            Open::Write => options.read(true).write(true),
+            Open::Create => options.read(true).write(true).create(true).truncate(false),
             Open::Empty => options.write(true).create(true).truncate(true),
         };
         Ok(Box::new(SystemFile(options.open(path)?)))

@@ -173,7 +173,7 @@ impl State {
             }
             return Ok(id);
         }
-        if how == Open::Read {
+        if matches!(how, Open::Read | Open::Write) {
             return Err(io::ErrorKind::NotFound.into());
         }
         if self.is_full {

@@ -11,12 +11,14 @@
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use waybill_disk::files::{Disk, DiskFile, Open};
 use waybill_disk::is_full;
 use waybill_wire::batch::BatchHeader;
+
+use crate::locked;
 
 #[cfg(test)]
 pub(crate) mod faults;
@@ -57,6 +59,8 @@ pub(crate) struct LogFile {
     file: Box<dyn DiskFile>,
     path: PathBuf,
     sync_failed: AtomicBool,
+    /// Bytes of whole batches that an earlier process wrote and may not have synced.
+    unwritten: Mutex<Option<Range<u64>>>,
     /// How many bytes have been read of it.
     #[cfg(test)]
     pub(super) read_bytes: std::sync::atomic::AtomicU64,
@@ -78,6 +82,7 @@ impl LogFile {
             file,
             path,
             sync_failed: AtomicBool::new(false),
+            unwritten: Mutex::new(None),
             #[cfg(test)]
             read_bytes: std::sync::atomic::AtomicU64::new(0),
         }
@@ -126,17 +131,34 @@ impl LogFile {
         self.file.begin_write_back(bytes);
     }
 
+    /// The first sync writes these bytes again: they are whole batches that an earlier process may
+    /// have tried to sync in vain.
+    pub(super) fn rewrite_at_sync(&self, bytes: Range<u64>) {
+        *locked(&self.unwritten) = Some(bytes);
+    }
+
     /// Makes all written bytes durable. After the first error every later call fails as well.
-    pub(crate) fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self, disk: &dyn Disk) -> io::Result<()> {
         if self.sync_failed.load(Ordering::Acquire) {
             return Err(io::Error::other(format!(
                 "an earlier sync of {} failed",
                 self.path.display()
             )));
         }
-        self.file
-            .sync()
+        self.write_unwritten(disk)
+            .and_then(|()| self.file.sync())
             .inspect_err(|_| self.sync_failed.store(true, Ordering::Release))
+    }
+
+    fn write_unwritten(&self, disk: &dyn Disk) -> io::Result<()> {
+        let Some(bytes) = locked(&self.unwritten).take() else {
+            return Ok(());
+        };
+        match self.rewrite(disk, bytes.start, bytes.end) {
+            // The segment was deleted in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            rewritten => rewritten,
+        }
     }
 
     /// Writes the whole batches from `from` to `to` again, byte for byte, and syncs them.

@@ -9,8 +9,9 @@
 //!
 //! * **A tail is torn only if nothing valid follows it**, in its segment or a later one. It is then
 //!   cut off. Other damage, or an end before the synced end, refuses the log; `repair` is for that.
-//! * **Unsynced data is rewritten before it is visible.** It may be clean in the page cache
-//!   although the disk never got it; a sync alone would succeed and write nothing.
+//! * **Unsynced data is rewritten before it is visible**, or on a topic that is not synced before
+//!   it counts as synced. It may be clean in the page cache although the disk never got it; a sync
+//!   alone would succeed and write nothing.
 //! * **A start needs no space.** Anything that a full disk cannot take is optional.
 //!
 //! Not detected: records acknowledged in the last second before the broker died (see
@@ -20,6 +21,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -93,13 +95,18 @@ pub(super) fn recover(
     }
     for segment in segments.iter().filter(|segment| !segment.has_index) {
         segment.write_again(disk, synced_end)?;
+        // Also if nothing was written: else a tail that was cut when this segment was the active one
+        // could return in a power loss, before the valid data that follows.
+        let synced = segment.file.sync(disk);
+        synced.map_err(LogError::of("cannot sync", segment.file.path()))?;
         segment.store_index(disk, dir)?;
     }
-    // After them: nothing may be durable before what it follows.
     active.cut(dir)?;
     // Its content will be visible, so it must be durable if the topic is synced.
-    if config.flush_messages.is_some() {
-        active.write_again(disk, synced_end)?;
+    match (config.flush_messages, active.unsynced(synced_end)) {
+        (Some(_), _) => active.write_again(disk, synced_end)?,
+        (None, Some(bytes)) => active.file.rewrite_at_sync(bytes),
+        (None, None) => {}
     }
     // It describes the length that the active segment had; the next append makes it wrong.
     let index_path = index_path(dir, active.index.base);
@@ -221,8 +228,7 @@ impl Segment {
         }
     }
 
-    /// Cuts off what follows the last whole batch. Durable when it returns: if a segment that is
-    /// closed soon got its tail back in a power loss, valid data would follow damaged data.
+    /// Cuts off what follows the last whole batch.
     fn cut(&self, dir: &Path) -> Result<(), LogError> {
         if self.index.bytes == self.file_bytes {
             return Ok(());
@@ -236,21 +242,27 @@ impl Segment {
         );
         self.file
             .cut(self.index.bytes)
-            .and_then(|()| self.file.sync())
             .map_err(LogError::of("cannot cut", &path))
     }
 
     /// Rewrites and syncs the part that is not known to be synced.
     fn write_again(&self, disk: &dyn Disk, synced_end: Option<i64>) -> Result<(), LogError> {
+        let Some(bytes) = self.unsynced(synced_end) else {
+            return Ok(());
+        };
+        self.file
+            .rewrite(disk, bytes.start, bytes.end)
+            .map_err(LogError::of("cannot write again", self.file.path()))
+    }
+
+    /// The whole batches that are not known to be synced.
+    fn unsynced(&self, synced_end: Option<i64>) -> Option<Range<u64>> {
         let index = &self.index;
         let synced_end = synced_end.unwrap_or(0).max(index.base);
-        if synced_end >= index.next_offset {
-            return Ok(());
-        }
-        let (from, _) = index.batch_before(synced_end);
-        self.file
-            .rewrite(disk, from, index.bytes)
-            .map_err(LogError::of("cannot write again", self.file.path()))
+        (synced_end < index.next_offset).then(|| {
+            let (from, _) = index.batch_before(synced_end);
+            from..index.bytes
+        })
     }
 
     /// Writes the missing index of a closed segment. A failure does no harm.

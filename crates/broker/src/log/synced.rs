@@ -124,7 +124,7 @@ impl SyncedEnds {
     fn write(&self, number: u64, bytes: &[u8]) -> io::Result<()> {
         // It is overwritten, not created again, so that it keeps its space.
         let path = self.dir.join(NAMES[slot(number)]);
-        let file = self.disk.open(&path, Open::Write)?;
+        let file = self.disk.open(&path, Open::Create)?;
         file.write_all_at(bytes, 0)?;
         file.sync()
     }

@@ -76,9 +76,9 @@ impl SyncJob {
     /// Syncs it.
     pub(crate) fn run(&self, disk: &dyn Disk) -> io::Result<()> {
         for segment in &self.closed {
-            segment.file.sync()?;
+            segment.file.sync(disk)?;
         }
-        self.active.sync()?;
+        self.active.sync(disk)?;
         let names = self.names.as_deref();
         names.map_or(Ok(()), |dir| disk.sync_dir(dir))
     }
@@ -182,9 +182,8 @@ impl Partition {
             return Ok(());
         }
         if !closing.is_synced {
-            let synced = file
-                .sync()
-                .and_then(|()| self.limits.disk.sync_dir(&self.dir));
+            let disk = &*self.limits.disk;
+            let synced = file.sync(disk).and_then(|()| disk.sync_dir(&self.dir));
             synced.map_err(|error| {
                 self.sync_failed(&error);
                 NotClosed::Failed
@@ -241,16 +240,18 @@ impl Partition {
             }
             Condition::Offline | Condition::Deleted => return Ok(()),
         }
+        let disk = &*self.limits.disk;
         for segment in &log.unsynced_segments {
             let path = segment.file.path();
             segment
                 .file
-                .sync()
+                .sync(disk)
                 .map_err(LogError::of("cannot sync", path))?;
         }
         let path = log.file.path();
-        log.file.sync().map_err(LogError::of("cannot sync", path))?;
-        let disk = &*self.limits.disk;
+        log.file
+            .sync(disk)
+            .map_err(LogError::of("cannot sync", path))?;
         disk.sync_dir(&self.dir)
             .map_err(LogError::of("cannot sync", &self.dir))?;
         self.limits

@@ -154,7 +154,7 @@ async fn a_failed_sync_takes_the_partition_offline_and_its_records_stay_invisibl
         log_dir(&dir).join("00000000000000000000.log"),
     )
     .unwrap();
-    file.sync().unwrap();
+    file.sync(&*system_disk()).unwrap();
     assert_eq!(fixture.partition.high_watermark(), 1);
     assert!(before > 0);
     assert!(fixture.partition.close().is_ok(), "nothing is written");

@@ -120,6 +120,28 @@ fn a_torn_tail_that_was_cut_does_not_return() {
 }
 
 #[test]
+fn what_an_earlier_process_failed_to_sync_is_written_again_before_it_counts_as_synced() {
+    let unsynced = TopicConfig {
+        flush_messages: None,
+        segment_bytes: 1 << 20,
+        ..config()
+    };
+    for seed in 0..20 {
+        let disk = SimulatedDisk::new(seed);
+        let partition = open(&disk, unsynced).unwrap();
+        append(&partition, &[0; 200]);
+        disk.fail(Op::Sync, 0, EIO);
+        partition.close().unwrap_err();
+        disk.restart(Loss::Process);
+        let partition = open(&disk, unsynced).unwrap();
+        partition.close().unwrap();
+        disk.restart(Loss::Everything);
+        let opened = open(&disk, unsynced).unwrap();
+        assert_eq!(opened.high_watermark(), 200, "seed {seed}");
+    }
+}
+
+#[test]
 fn a_stored_end_survives_a_crash_before_its_name_was_synced() {
     let disk = SimulatedDisk::new(1);
     let first = ends(&disk);

@@ -76,6 +76,9 @@ pub(super) struct Judge {
     pub(super) kept_end: i64,
     /// The newest recorded end that was stored.
     pub(super) stored_end: i64,
+    /// Whether the disk failed when the ends were read: then their numbers begin again, and older
+    /// ones may win.
+    pub(super) ends_are_unsure: bool,
     /// Up to where the log was trimmed, at most.
     pub(super) trimmed_to: i64,
     /// Where clients have asked to trim it; the broker's metadata hold it.

@@ -190,7 +190,8 @@ impl Machine {
                 return Err(broken(Rule::Ends, what));
             }
             if self.disk.failures() > failures {
-                self.judge.stored_end = found.min(self.judge.stored_end);
+                self.judge.stored_end = 0;
+                self.judge.ends_are_unsure = true;
             }
             if found < self.judge.stored_end {
                 let what = format!("{found} is recorded, {} was stored", self.judge.stored_end);
@@ -519,7 +520,7 @@ impl Machine {
         let is_stored = process.syncs.store_ends();
         self.after_syncs();
         self.claims();
-        if is_stored && !self.disk.has_crashed() {
+        if is_stored && !self.disk.has_crashed() && !self.judge.ends_are_unsure {
             self.judge.stored_end = self.process().syncs.ends.of(KEY).unwrap_or(0);
         }
         Ok(())
