@@ -2,7 +2,8 @@
 # `make test-full` adds the tests on Apache Kafka and Apache Cassandra, `make test-brokers` runs the one on
 # three brokers that are killed one after the other, and `make test-upgrades` those that mix this version with an
 # earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
-# role: half an hour, most of it the build. `make test-kubernetes` applies k8s/ to an API server, which it builds, and
+# role: half an hour, most of it the build. `make test-power-cuts CUTS=500` cuts the power that often, two seconds each.
+# `make test-kubernetes` applies k8s/ to an API server, which it builds, and
 # `make test-newcomer` follows README.md on a bare Debian. `make kafka`, `make cassandra`
 # and `make cluster` start these servers until Ctrl-C; `make run-cluster` runs two processes of
 # every role on them. `make loadtest` measures all goals: docs/loadtest.md. `make docs` builds the
@@ -14,10 +15,14 @@ KAFKA_PORT ?= 9092
 CQL_PORT ?= 9042
 SERVERS_DIR ?=
 
+# How many times `make test-power-cuts` cuts the power, and how it chooses what is lost.
+CUTS ?= 500
+SEED ?= 1
+
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers test-upgrades test-containers test-kubernetes test-newcomer loadtest docs build kafka \
-	cassandra cluster run-cluster
+.PHONY: run test test-full test-brokers test-upgrades test-power-cuts test-containers test-kubernetes test-newcomer loadtest docs \
+	build kafka cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -39,6 +44,11 @@ test-upgrades:
 	.ci/setup full
 	WAYBILL_TEST_PREVIOUS=$$(.ci/previous) .ci/servers/run kafka cassandra -- \
 		cargo test --release --locked -p waybill --test cluster --test system upgrade:: -- --show-output
+
+test-power-cuts:
+	.ci/setup tests
+	WAYBILL_TEST_POWER_CUTS=$(CUTS) WAYBILL_TEST_POWER_SEED=$(SEED) \
+		cargo test --release --locked --workspace --bin waybill --test power_cuts -- --show-output
 
 test-containers:
 	.ci/containers

@@ -162,8 +162,16 @@ fn an_exceeded_limit_fails_the_run_and_is_in_the_report() {
 
 #[test]
 fn scaled_down_batches_do_not_wait_to_be_full() {
-    // A whole batch takes two seconds to gather, and the scenario's limit is half a second.
-    let Some((run, output)) = run("steady", &["--rate", "50", "--seconds", "4"]) else {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = directory.path().join("batches.yaml");
+    // At the scaled rate a whole batch never gathers: its requests would wait for the end of the
+    // run, half of them for longer than three seconds.
+    let batches = "description: large batches\ntransport: batch\nbatch: 1000\n\
+                   phases: [{name: a, rate: 1000, for: 1m}]\n\
+                   limits: {acceptanceP50: 2s}\n";
+    std::fs::write(&file, batches).expect("the directory is writable");
+    let arguments = ["--rate", "20", "--seconds", "6"];
+    let Some((run, output)) = run(&file.to_string_lossy(), &arguments) else {
         return;
     };
     assert_balanced(&run, &output);

@@ -14,7 +14,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use crate::log::{DamagedBatch, LogFile, segment_path, system_disk, verify};
+use waybill_disk::sync_dir;
+
+use crate::log::{DamagedBatch, LogFile, segment_path, verify};
 use crate::meta::{Meta, MetaError, MetaSnapshot, TOPIC_PREFIX};
 use crate::server::Server;
 use crate::topics::{is_topic_name, logs_dir, partition_dir};
@@ -323,7 +325,7 @@ fn sync_below(dir: &Path) -> Result<(), CopyError> {
             sync_below(&path)?;
         }
     }
-    system_disk().sync_dir(dir).map_err(of(dir))
+    sync_dir(dir).map_err(of(dir))
 }
 
 fn of(path: &Path) -> impl Fn(io::Error) -> CopyError + use<> {

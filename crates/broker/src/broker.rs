@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use waybill_connections::{Buffers, ConnectionSlot, Connections};
+use waybill_disk::{boot_id, sync_dir};
 
 use crate::BrokerSettings;
 use crate::access::Login;
@@ -369,7 +370,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
     let disk = system_disk();
-    let ends = SyncedEnds::load(Arc::clone(&disk), &path);
+    let ends = SyncedEnds::load(Arc::clone(&disk), &path, boot_id());
     let syncs = SyncQueue::new(Arc::clone(&counters), ends);
     let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(|source| StartError::DataDir {
         path: path.clone(),
@@ -403,6 +404,9 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
                 error => unreadable(Box::new(error)),
             }
         })?;
+    if let Err(error) = syncs.ends.logs_are_open() {
+        tracing::warn!(path = %path.display(), %error, "cannot store the synced ends of logs");
+    }
     let server = Server {
         own_address: OnceLock::new(),
         cluster_id,
@@ -430,6 +434,9 @@ pub(crate) fn lock(dir: &Path) -> Result<File, StartError> {
         source,
     };
     fs::create_dir_all(dir).map_err(failed)?;
+    if let Some(parent) = dir.parent() {
+        sync_dir(parent).map_err(failed)?;
+    }
     let file = File::create(dir.join("lock")).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use waybill_disk::boot_id;
+
 use crate::broker::{StartError, lock};
 use crate::log::{LogError, Repair, SyncedEnds, aside_path, system_disk};
 use crate::meta::{Meta, MetaError};
@@ -76,7 +78,7 @@ pub fn repair_logs(
     };
     let meta = Meta::open(&data_dir.join("meta")).map_err(unreadable)?;
     let disk = system_disk();
-    let ends = SyncedEnds::load(Arc::clone(&disk), data_dir);
+    let ends = SyncedEnds::load(Arc::clone(&disk), data_dir, boot_id());
     let logs = logs_dir(data_dir);
     let mut found = Vec::new();
     let mut is_known = topic.is_none() && partition.is_none();

@@ -4,8 +4,9 @@
 //! silently truncates the file there, whatever follows. A byte that changed in the middle would
 //! cost every acknowledged row after it. So every journal is verified here first.
 //!
-//! What must hold: an end is torn only if no valid batch follows it. Otherwise the store is not
-//! opened.
+//! What must hold: an end is torn only if no valid batch follows it, or if the power may have failed
+//! and it was not synced: that leaves unsynced batches out of order. It is then cut off here.
+//! Otherwise the store is not opened.
 //!
 //! A damaged last batch looks like a torn end. `synced.rs` notices if the batch was synced before.
 //!
@@ -15,7 +16,7 @@
 //! or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch
 //! before.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -40,13 +41,17 @@ pub(crate) struct Journal {
     pub(crate) last: Option<u64>,
 }
 
-/// Refuses a store if valid batches follow damage in one of its journals. Returns the journals,
-/// ordered by number.
+/// Refuses a store if valid batches follow damage in one of its journals, unless `is_unsynced` says
+/// of the journal and the last batch before the damage that what follows was not synced. Returns
+/// the journals, ordered by number.
 ///
 /// # Errors
 ///
 /// [`CheckError::Damaged`] if one is; [`CheckError::Io`] if one cannot be read.
-pub(crate) fn check(store: &Path) -> Result<Vec<Journal>, CheckError> {
+pub(crate) fn check(
+    store: &Path,
+    is_unsynced: impl Fn(u64, Option<u64>) -> bool,
+) -> Result<Vec<Journal>, CheckError> {
     let mut journals = Vec::new();
     for number in numbers(store).map_err(at(store))? {
         let file = path(store, number);
@@ -57,7 +62,21 @@ pub(crate) fn check(store: &Path) -> Result<Vec<Journal>, CheckError> {
                 bytes: bytes as u64,
                 last,
             }),
-            Err(Damage { offset, problem }) => {
+            Err(Damage { before, .. }) if is_unsynced(number, before.last) => {
+                tracing::warn!(
+                    file = %file.display(),
+                    cut_bytes = bytes.len() - before.bytes,
+                    "cut off what was not synced before the machine stopped"
+                );
+                cut(&file, before.bytes as u64).map_err(at(&file))?;
+                journals.push(Journal {
+                    number,
+                    bytes: before.bytes as u64,
+                    last: before.last,
+                });
+            }
+            Err(Damage { before, problem }) => {
+                let offset = before.bytes;
                 return Err(CheckError::Damaged(DamagedFile {
                     file,
                     problem: format!("the batch at offset {offset} cannot be read: {problem}"),
@@ -70,6 +89,12 @@ pub(crate) fn check(store: &Path) -> Result<Vec<Journal>, CheckError> {
         }
     }
     Ok(journals)
+}
+
+fn cut(file: &Path, bytes: u64) -> io::Result<()> {
+    let file = File::options().write(true).open(file)?;
+    file.set_len(bytes)?;
+    file.sync_all()
 }
 
 /// The file of a journal.
@@ -103,10 +128,11 @@ struct Batches {
     last: Option<u64>,
 }
 
-/// Where a journal is damaged.
+/// Damage of a journal.
 #[derive(PartialEq, Eq, Debug)]
 struct Damage {
-    offset: usize,
+    /// The batches in front of it.
+    before: Batches,
     problem: String,
 }
 
@@ -149,7 +175,7 @@ fn read(journal: &[u8]) -> Result<Batches, Damage> {
         None => return Ok(batches),
     };
     Err(Damage {
-        offset: at,
+        before: batches,
         problem,
     })
 }
@@ -272,10 +298,29 @@ mod tests {
             let of_number = first.len() + 5..first.len() + START_BYTES;
             let offsets = [first.len(), first.len() + second.len()];
             assert_eq!(
-                found.offset,
+                found.before.bytes,
                 offsets[usize::from(of_number.contains(&at))],
                 "{at}"
             );
         }
+    }
+
+    #[test]
+    fn damage_is_cut_off_if_it_was_not_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, mut second) = (batch(5, b"one"), batch(9, b"two"));
+        second[20] ^= 0x80;
+        let file = path(dir.path(), 3);
+        fs::write(&file, [&first[..], &second, &batch(12, b"three")].concat()).unwrap();
+        let synced = check(dir.path(), |_, _| false);
+        assert!(matches!(synced, Err(CheckError::Damaged(_))), "{synced:?}");
+        let is_unsynced = |number, last| (number, last) == (3, Some(5));
+        let whole = Journal {
+            number: 3,
+            bytes: first.len() as u64,
+            last: Some(5),
+        };
+        assert_eq!(check(dir.path(), is_unsynced).unwrap(), [whole]);
+        assert_eq!(fs::read(&file).unwrap(), first);
     }
 }

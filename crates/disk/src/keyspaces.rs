@@ -174,6 +174,11 @@ pub fn copy(dir: &Path) {
     copy_logged(dir, false);
 }
 
+/// The directory of a store's keyspaces.
+pub(crate) fn dir_of(store: &Path) -> PathBuf {
+    store.join("keyspaces")
+}
+
 /// Like [`copy`], and also replaces damaged copies, such as a power loss leaves.
 pub(crate) fn copy_and_verify(dir: &Path) {
     copy_logged(dir, true);
@@ -198,7 +203,7 @@ struct Table {
 
 /// The tables of a store, in the order of their numbers.
 fn all(store: &Path) -> Result<Vec<Table>, CheckError> {
-    let names = names(&store.join("keyspaces"))?;
+    let names = names(&dir_of(store))?;
     let numbers = names.iter().filter_map(|name| name.parse().ok());
     let mut tables: Vec<Table> = numbers.map(|number| Table::new(store, number)).collect();
     tables.sort_by_key(|table| table.number);
@@ -210,7 +215,7 @@ impl Table {
         let name = number.to_string();
         Self {
             number,
-            dir: store.join("keyspaces").join(&name),
+            dir: dir_of(store).join(&name),
             copies: store.join(COPIES).join(&name),
         }
     }

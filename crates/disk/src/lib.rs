@@ -22,6 +22,7 @@ mod synced;
 pub mod write_back;
 
 use std::error::Error;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -40,11 +41,38 @@ pub use self::synced::{Prepared, Synced};
 /// opened.
 pub fn prepare(dir: &Path, depth: Depth) -> Result<Prepared, CheckError> {
     keyspaces::remove_unfinished(dir)?;
-    let prepared = synced::check(dir, journal::check(dir)?)?;
+    let record = record::load(dir);
+    let is_unsynced = |journal: u64, last: Option<u64>| record.is_unsynced(journal, last);
+    let journals = journal::check(dir, is_unsynced)?;
+    let prepared = synced::check(dir, journals, record)?;
     keyspaces::check(dir, depth)?;
     rewrite::rewrite_journals(dir).map_err(at(dir))?;
     keyspaces::copy_and_verify(dir);
     Ok(prepared)
+}
+
+/// A random id of the present start of the machine, if it has one. If it has changed since data was
+/// written, the power may have failed: then what was not synced may be damaged anywhere.
+#[must_use]
+pub fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
+/// Makes the names in a directory durable. A file or directory that was created in it may otherwise
+/// be gone after a power failure, together with what was synced in it.
+///
+/// # Errors
+///
+/// The error of the operating system.
+pub fn sync_dir(dir: &Path) -> io::Result<()> {
+    // The parent of a relative path of one part.
+    let dir = if dir.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        dir
+    };
+    File::open(dir)?.sync_all()
 }
 
 /// Whether a full disk or quota failed an operation. Either may end.

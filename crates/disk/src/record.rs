@@ -2,10 +2,10 @@
 //! checksum.
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
-//! slot is `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
-//! list of u64: the slot's number, how many journals, and for each journal its number, the number
-//! of its last batch plus one, how many tables, and for each table its number and that of its
-//! manifest. Numbers are little-endian.
+//! slot is `"WBJRNLS2" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
+//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), how many
+//! journals, and for each journal its number, the number of its last batch plus one, how many
+//! tables, and for each table its number and that of its manifest. Numbers are little-endian.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,9 +14,11 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::{boot_id, sync_dir};
+
 /// The name of the file, below the store's directory.
 const FILE: &str = "synced";
-const MAGIC: &[u8; 8] = b"WBJRNLS1";
+const MAGIC: &[u8; 8] = b"WBJRNLS2";
 /// A slot begins on its own block, so that a torn write harms one slot alone.
 const SLOT_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
@@ -46,6 +48,8 @@ pub(crate) struct Unflushed {
 pub(crate) struct Record {
     /// The number of the slot.
     pub(crate) number: u64,
+    /// The start of the machine in which it was written; 0 if that is unknown.
+    pub(crate) boot: u64,
     /// In the order of their numbers. Batches are appended to the last one.
     pub(crate) journals: Vec<KnownJournal>,
 }
@@ -56,6 +60,25 @@ pub(crate) enum Stored {
     Missing,
     Unreadable,
     Found(Record),
+}
+
+impl Stored {
+    /// Whether the power may have failed, and what follows the batch `last` of a journal was not
+    /// synced as far as is known.
+    pub(crate) fn is_unsynced(&self, journal: u64, last: Option<u64>) -> bool {
+        let Self::Found(record) = self else {
+            return false;
+        };
+        let known = record.journals.iter().find(|known| known.number == journal);
+        let boots = (record.boot, boot());
+        let has_rebooted = boots.0 != boots.1 && boots.0 != 0 && boots.1 != 0;
+        has_rebooted && known.is_none_or(|known| known.last <= last)
+    }
+}
+
+/// The present start of the machine; 0 if it is unknown.
+pub(crate) fn boot() -> u64 {
+    boot_id().map_or(0, |id| xxh3_64(id.as_bytes()))
 }
 
 pub(crate) fn path(store: &Path) -> PathBuf {
@@ -84,7 +107,7 @@ pub(crate) fn create(store: &Path, record: &mut Record) -> io::Result<File> {
     record.write(&file)?;
     record.write(&file)?;
     file.sync_all()?;
-    File::open(store)?.sync_all()?;
+    sync_dir(store)?;
     Ok(file)
 }
 
@@ -103,6 +126,7 @@ impl Record {
         let mut bytes = vec![0; HEADER_BYTES];
         let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
         put(self.number);
+        put(self.boot);
         put(journals.len() as u64);
         for journal in journals {
             put(journal.number);
@@ -135,7 +159,7 @@ impl Record {
             (number, rest) = rest.split_first_chunk()?;
             Some(u64::from_le_bytes(*number))
         };
-        let number = take()?;
+        let (number, boot) = (take()?, take()?);
         let mut journals = Vec::new();
         for _ in 0..take()? {
             let (number, last) = (take()?, take()?.checked_sub(1));
@@ -150,7 +174,11 @@ impl Record {
                 unflushed,
             });
         }
-        Some(Self { number, journals })
+        Some(Self {
+            number,
+            boot,
+            journals,
+        })
     }
 }
 
@@ -197,6 +225,7 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         assert_eq!(load(dir.path()), Stored::Found(newest.clone()));
         let older = Record {
+            boot: 0,
             number: newest.number - 1,
             journals: record(10),
         };
@@ -222,6 +251,7 @@ mod tests {
             unflushed: tables.clone().collect(),
         };
         let record = Record {
+            boot: 0,
             number: 1,
             journals: (0..1_000).map(journal).collect(),
         };
@@ -229,5 +259,30 @@ mod tests {
         assert!(bytes.len() <= SLOT_BYTES, "{}", bytes.len());
         let kept = Record::decode(&bytes).unwrap().journals;
         assert_eq!(kept, record.journals[1_000 - JOURNALS_MAX..]);
+    }
+
+    #[test]
+    fn only_after_a_reboot_and_behind_the_known_end_is_a_journal_unsynced() {
+        let of_boot = |boot| {
+            Stored::Found(Record {
+                number: 1,
+                boot,
+                journals: record(7),
+            })
+        };
+        let other = of_boot(boot().wrapping_add(1).max(1));
+        assert!(other.is_unsynced(1, Some(7)));
+        assert!(!other.is_unsynced(1, Some(6)));
+        assert!(!other.is_unsynced(1, None));
+        assert!(other.is_unsynced(0, None));
+        assert!(other.is_unsynced(2, None));
+        for same in [
+            of_boot(boot()),
+            of_boot(0),
+            Stored::Missing,
+            Stored::Unreadable,
+        ] {
+            assert!(!same.is_unsynced(1, Some(7)), "{same:?}");
+        }
     }
 }

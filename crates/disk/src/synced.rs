@@ -28,7 +28,7 @@ use fjall::{AbstractTree as _, AnyTree, Database, Keyspace, OwnedWriteBatch, Per
 
 use crate::journal::{self, Journal};
 use crate::record::{self, KnownJournal, Record, Stored, Unflushed};
-use crate::{CheckError, DamagedFile, GiveUp, keyspaces};
+use crate::{CheckError, DamagedFile, GiveUp, keyspaces, sync_dir};
 
 /// The journals found before a store was opened, all of them synced by now, and their record.
 #[derive(Debug)]
@@ -43,9 +43,12 @@ pub struct Prepared {
 /// # Errors
 ///
 /// [`CheckError::Damaged`] names the journal.
-pub(crate) fn check(store: &Path, journals: Vec<Journal>) -> Result<Prepared, CheckError> {
+pub(crate) fn check(
+    store: &Path,
+    journals: Vec<Journal>,
+    record: Stored,
+) -> Result<Prepared, CheckError> {
     let file = record::path(store);
-    let record = record::load(store);
     match &record {
         Stored::Found(record) => {
             for known in &record.journals {
@@ -130,7 +133,7 @@ struct State {
 
 impl Synced {
     /// Starts from the state found before the store was opened. `tables` are all that are written
-    /// to.
+    /// to. Makes their directories durable, and that of the store.
     pub fn begin<'a>(
         prepared: Prepared,
         tables: impl IntoIterator<Item = &'a Keyspace>,
@@ -140,6 +143,13 @@ impl Synced {
             journals: found,
             record,
         } = prepared;
+        // The library syncs what it creates in the directory of a keyspace, and not its name.
+        for dir in [&*keyspaces::dir_of(&store), &store]
+            .into_iter()
+            .chain(store.parent())
+        {
+            sync_dir(dir)?;
+        }
         let tables = tables.into_iter();
         let tables = tables.map(|table| (table.id(), table.tree.clone()));
         let (known, file) = match record {
@@ -164,6 +174,7 @@ impl Synced {
         let mut state = synced.state();
         let journals = synced.journals(&state.record.journals)?;
         state.record.journals = journals;
+        state.record.boot = record::boot();
         for journal in &mut state.record.journals {
             let found = found.iter().find(|found| found.number == journal.number);
             journal.last = found.and_then(|found| found.last);

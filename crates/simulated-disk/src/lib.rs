@@ -132,6 +132,13 @@ impl SimulatedDisk {
         self.state().restart(loss);
     }
 
+    /// The id of the machine's present start, as [`waybill_disk::boot_id`] has it: another one after
+    /// a restart with any [`Loss`] but that of the process.
+    #[must_use]
+    pub fn boot_id(&self) -> Option<String> {
+        Some(self.state().boot.to_string())
+    }
+
     /// The operation of this kind after `others` more of them fails once, with the system's error
     /// `errno`.
     pub fn fail(&self, op: Op, others: u64, errno: i32) {

@@ -50,6 +50,8 @@ pub(crate) struct State {
     rng: Rng,
     /// Which run of a process uses the disk.
     pub(crate) run: u64,
+    /// How often the machine has booted.
+    pub(crate) boot: u64,
     /// How many operations that change something were begun.
     pub(crate) changes_begun: u64,
     pub(crate) crash_at: Option<u64>,
@@ -89,6 +91,7 @@ impl State {
         Self {
             rng: Rng::new(seed),
             run: 0,
+            boot: 0,
             changes_begun: 0,
             crash_at: None,
             has_crashed: false,
@@ -366,6 +369,7 @@ impl State {
         if loss == Loss::Process {
             return;
         }
+        self.boot += 1;
         let until = match loss {
             Loss::Process | Loss::Nothing => u64::MAX,
             Loss::Everything | Loss::Sectors(_) => 0,

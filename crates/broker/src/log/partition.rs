@@ -193,7 +193,7 @@ impl Partition {
             &*limits.disk,
             &dir,
             &config,
-            limits.syncs.ends.of((topic_id, index)),
+            limits.syncs.ends.known((topic_id, index)),
             limits.producers_max,
         )?;
         let bytes = active.bytes

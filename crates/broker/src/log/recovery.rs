@@ -7,8 +7,10 @@
 //!
 //! What must hold:
 //!
-//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one. It is then
-//!   cut off. Other damage, or an end before the synced end, refuses the log; `repair` is for that.
+//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one, or if the
+//!   machine has booted since and the tail was not synced: a power failure leaves unsynced writes
+//!   out of order. It is then cut off. Other damage, or an end before the synced end, refuses the
+//!   log; `repair` is for that.
 //! * **Unsynced data is rewritten before it is visible**, or on a topic that is not synced before
 //!   it counts as synced. It may be clean in the page cache although the disk never got it; a sync
 //!   alone would succeed and write nothing.
@@ -17,7 +19,7 @@
 //! Not detected: records acknowledged in the last second before the broker died (see
 //! [`synced`](super::synced)), if the disk lost them from the log's end at a batch boundary; a
 //! damaged last batch of that second; a damaged batch of a closed segment with an index, until it
-//! is read. A power loss may leave unsynced writes out of order: that refuses the log, too.
+//! is read; damage of another cause behind the synced end, if the machine has booted since.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,6 +38,7 @@ use super::segment::{
     ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_segments, open_segment,
     segment_path,
 };
+use super::synced::KnownSync;
 use crate::TopicConfig;
 
 /// The result of recovery.
@@ -52,9 +55,10 @@ pub(super) fn recover(
     disk: &dyn Disk,
     dir: &Path,
     config: &TopicConfig,
-    synced_end: Option<i64>,
+    known: KnownSync,
     producers_max: usize,
 ) -> Result<Recovered, LogError> {
+    let synced_end = known.end;
     disk.create_dir_all(dir)
         .map_err(LogError::of("cannot create", dir))?;
     let mut bases = list_segments(disk, dir).map_err(LogError::of("cannot list", dir))?;
@@ -76,10 +80,10 @@ pub(super) fn recover(
     let Some(active) = segments.pop() else {
         unreachable!("there is at least one segment");
     };
-    if !active.is_whole(later.first().copied()) {
+    let end = active.index.next_offset;
+    if !active.is_whole(later.first().copied()) && !known.may_be_lost_from(end) {
         active.refuse_unless_torn(disk, dir, later)?;
     }
-    let end = active.index.next_offset;
     if let Some(synced_end) = synced_end
         && end < synced_end
     {
@@ -91,7 +95,7 @@ pub(super) fn recover(
         }));
     }
     for &base in later {
-        remove_empty(disk, dir, base)?;
+        remove(disk, dir, base)?;
     }
     for segment in segments.iter().filter(|segment| !segment.has_index) {
         segment.write_again(disk, synced_end)?;
@@ -280,10 +284,10 @@ impl Segment {
     }
 }
 
-/// Removes a segment that follows a torn tail and holds nothing valid.
-fn remove_empty(disk: &dyn Disk, dir: &Path, base: i64) -> Result<(), LogError> {
+/// Removes a segment that follows a torn tail.
+fn remove(disk: &dyn Disk, dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
-    tracing::warn!(path = %path.display(), "removed a segment without a valid batch after a torn tail");
+    tracing::warn!(path = %path.display(), "removed a segment after a torn tail");
     disk.remove(&path)
         .map_err(LogError::of("cannot remove", &path))
 }

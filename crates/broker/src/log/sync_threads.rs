@@ -387,7 +387,7 @@ mod tests {
     fn queue(directory: &std::path::Path) -> Arc<SyncQueue> {
         SyncQueue::new(
             Arc::default(),
-            SyncedEnds::load(crate::log::system_disk(), directory),
+            SyncedEnds::load(crate::log::system_disk(), directory, None),
         )
     }
 

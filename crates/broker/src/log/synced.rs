@@ -5,12 +5,16 @@
 //! produce request. So if a log loses its end, only the loss of records that were acknowledged in
 //! the last second before the broker died is not noticed.
 //!
+//! The record also has the machine's boot id. If the machine has booted again since, its power may
+//! have failed: then whatever was not synced may be damaged anywhere.
+//!
 //! On disk: two files that are written in turn, each with a rising number and a checksum. If the
 //! machine dies while one is being written, the other is valid, only older.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,7 +27,7 @@ use crate::locked;
 pub(crate) const STORE_EVERY: Duration = Duration::from_secs(1);
 
 const NAMES: [&str; 2] = ["synced-0", "synced-1"];
-const MAGIC: &[u8; 8] = b"WBSYNCD1";
+const MAGIC: &[u8; 8] = b"WBSYNCD2";
 
 /// A partition: its topic's id and its number.
 pub(crate) type Key = ([u8; 16], i32);
@@ -33,6 +37,27 @@ pub(crate) struct SyncedEnds {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     table: Mutex<Table>,
+    /// The id of the machine's present start, if it is known.
+    boot_id: Option<String>,
+    /// That of the stored record.
+    boot_id_before: Option<String>,
+    has_rebooted: AtomicBool,
+}
+
+/// What is known of a log before it is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownSync {
+    /// Everything below is synced. `None` if nothing is known.
+    pub(crate) end: Option<i64>,
+    /// Whether the machine has booted since the log was open.
+    has_rebooted: bool,
+}
+
+impl KnownSync {
+    /// Whether a power failure may have damaged anything from `offset` on.
+    pub(crate) fn may_be_lost_from(self, offset: i64) -> bool {
+        self.has_rebooted && self.end.unwrap_or(0) <= offset
+    }
 }
 
 #[derive(Default)]
@@ -50,12 +75,14 @@ struct Table {
 #[derive(Serialize, Deserialize)]
 struct Stored {
     number: u64,
+    boot_id: Option<String>,
     ends: Vec<(Key, i64)>,
 }
 
 impl SyncedEnds {
-    /// Reads the record stored in `dir`; empty if nothing can be read.
-    pub(crate) fn load(disk: Arc<dyn Disk>, dir: &Path) -> Self {
+    /// Reads the record stored in `dir`; empty if nothing can be read. `boot_id` is the id of the
+    /// machine's present start, if it is known.
+    pub(crate) fn load(disk: Arc<dyn Disk>, dir: &Path, boot_id: Option<String>) -> Self {
         let newest = newest(&*disk, dir).unwrap_or_else(|Unreadable| {
             tracing::warn!(
                 path = %dir.display(),
@@ -63,6 +90,10 @@ impl SyncedEnds {
             );
             None
         });
+        let before = newest
+            .as_ref()
+            .and_then(|(stored, _)| stored.boot_id.clone());
+        let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id;
         let table = newest.map_or_else(Table::default, |(stored, bytes)| Table {
             ends: stored.ends.into_iter().collect(),
             number: stored.number,
@@ -73,6 +104,29 @@ impl SyncedEnds {
             disk,
             dir: dir.to_owned(),
             table: Mutex::new(table),
+            boot_id,
+            boot_id_before: before,
+            has_rebooted: AtomicBool::new(has_rebooted),
+        }
+    }
+
+    /// Whether the machine has booted since the record was stored, and no log was
+    /// [opened](Self::logs_are_open) since.
+    pub(crate) fn has_rebooted(&self) -> bool {
+        self.has_rebooted.load(Ordering::Relaxed)
+    }
+
+    /// All logs are open: from now on, damage in them has another cause than a power failure.
+    pub(crate) fn logs_are_open(&self) -> io::Result<()> {
+        self.has_rebooted.store(false, Ordering::Relaxed);
+        self.store()
+    }
+
+    /// What is known of a partition before its log is opened.
+    pub(crate) fn known(&self, key: Key) -> KnownSync {
+        KnownSync {
+            end: self.of(key),
+            has_rebooted: self.has_rebooted(),
         }
     }
 
@@ -97,8 +151,14 @@ impl SyncedEnds {
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
         let number = table.number + 1;
+        // A start that fails may leave logs that it has not opened.
+        let boot_id = match self.has_rebooted() {
+            true => &self.boot_id_before,
+            false => &self.boot_id,
+        };
         let stored = Stored {
             number,
+            boot_id: boot_id.clone(),
             ends: table.ends.iter().map(|(&key, &end)| (key, end)).collect(),
         };
         let body = postcard::to_stdvec(&stored).map_err(io::Error::other)?;
@@ -183,7 +243,7 @@ mod tests {
     use super::*;
 
     fn load(dir: &Path) -> SyncedEnds {
-        SyncedEnds::load(Arc::new(SystemDisk), dir)
+        SyncedEnds::load(Arc::new(SystemDisk), dir, None)
     }
 
     #[test]

@@ -13,6 +13,7 @@ use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
 use super::disk::faults::{self, Op};
+use super::segment::segment_path;
 use super::*;
 use crate::TopicConfig;
 use crate::log::{SyncQueue, SyncThreads};
@@ -44,13 +45,23 @@ fn log_dir(dir: &TempDir) -> PathBuf {
     dir.path().join("log")
 }
 
+fn stored_ends(dir: &TempDir) -> SyncedEnds {
+    SyncedEnds::load(system_disk(), dir.path(), None)
+}
+
+/// The same, on a machine whose present start has this id.
+fn ends_after_boot(dir: &TempDir, boot: &str) -> SyncedEnds {
+    SyncedEnds::load(system_disk(), dir.path(), Some(boot.to_owned()))
+}
+
 impl Fixture {
     fn open(dir: &TempDir, config: TopicConfig) -> Result<Self, LogError> {
+        Self::open_with(dir, config, stored_ends(dir))
+    }
+
+    fn open_with(dir: &TempDir, config: TopicConfig, ends: SyncedEnds) -> Result<Self, LogError> {
         let counters = Arc::new(Counters::default());
-        let syncs = SyncQueue::new(
-            Arc::clone(&counters),
-            SyncedEnds::load(system_disk(), dir.path()),
-        );
+        let syncs = SyncQueue::new(Arc::clone(&counters), ends);
         let threads = SyncThreads::start(Arc::clone(&syncs)).unwrap();
         let limits = Limits {
             disk: system_disk(),
@@ -311,19 +322,15 @@ async fn the_stored_synced_end_never_exceeds_the_synced_bytes() {
     let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     for count in 1..=5 {
         assert!(fixture.produce().await.unwrap());
-        let stored = SyncedEnds::load(system_disk(), dir.path())
-            .of(KEY)
-            .unwrap_or(0);
+        let stored = stored_ends(&dir).of(KEY).unwrap_or(0);
         assert!(stored <= count, "{stored} of {count}");
     }
-    until("the end is stored", || {
-        SyncedEnds::load(system_disk(), dir.path()).of(KEY) == Some(5)
-    });
+    until("the end is stored", || stored_ends(&dir).of(KEY) == Some(5));
     faults::plan(dir.path(), Op::Sync, EIO, 1);
     assert!(!fixture.produce().await.unwrap());
     fixture.until_offline().await;
     drop(fixture);
-    assert_eq!(SyncedEnds::load(system_disk(), dir.path()).of(KEY), Some(5));
+    assert_eq!(stored_ends(&dir).of(KEY), Some(5));
 }
 
 #[tokio::test]
@@ -396,4 +403,58 @@ async fn an_index_that_does_not_fit_on_the_disk_is_written_later() {
     drop(fixture);
     let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     assert_eq!(fixture.partition.high_watermark(), 3);
+}
+
+/// Flips a bit in the batch with this number, of one record, in the first segment.
+fn flip(dir: &TempDir, number: usize) {
+    let path = segment_path(&log_dir(dir), 0);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[(number + 1) * one().len() - 1] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// A partition on a machine that has booted for this time. Four records are appended to it.
+fn appended_after_boot(dir: &TempDir, config: TopicConfig, boot: &str) -> Result<i64, LogError> {
+    let ends = ends_after_boot(dir, boot);
+    let fixture = Fixture::open_with(dir, config, ends)?;
+    fixture.syncs.ends.logs_are_open().unwrap();
+    let end = fixture.partition.high_watermark();
+    for _ in 0..4 {
+        fixture.append(&one()).unwrap();
+    }
+    Ok(end)
+}
+
+#[test]
+fn unsynced_damage_is_a_torn_tail_only_after_a_reboot() {
+    let dir = TempDir::new().unwrap();
+    let unsynced = TopicConfig::default();
+    appended_after_boot(&dir, unsynced, "first").unwrap();
+    flip(&dir, 2);
+    let refused = appended_after_boot(&dir, unsynced, "first");
+    assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
+    // A start that opens no log changes nothing.
+    let ends = ends_after_boot(&dir, "second");
+    ends.store().unwrap();
+    let end = appended_after_boot(&dir, unsynced, "second").unwrap();
+    assert_eq!(end, 2);
+    let end = appended_after_boot(&dir, unsynced, "second").unwrap();
+    assert_eq!(end, 6);
+}
+
+#[tokio::test]
+async fn synced_damage_refuses_the_log_after_a_reboot_too() {
+    let dir = TempDir::new().unwrap();
+    let ends = ends_after_boot(&dir, "first");
+    let fixture = Fixture::open_with(&dir, synced(), ends).unwrap();
+    for _ in 0..3 {
+        assert!(fixture.produce().await.unwrap());
+    }
+    until("the synced end is stored", || {
+        stored_ends(&dir).of(KEY) == Some(3)
+    });
+    drop(fixture);
+    flip(&dir, 1);
+    let refused = appended_after_boot(&dir, synced(), "second");
+    assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
 }

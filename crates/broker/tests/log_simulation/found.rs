@@ -30,7 +30,7 @@ fn config() -> TopicConfig {
 }
 
 fn ends(disk: &SimulatedDisk) -> SyncedEnds {
-    SyncedEnds::load(Arc::new(disk.clone()), data_dir())
+    SyncedEnds::load(Arc::new(disk.clone()), data_dir(), disk.boot_id())
 }
 
 fn open(disk: &SimulatedDisk, config: TopicConfig) -> Result<Arc<Partition>, LogError> {

@@ -182,7 +182,7 @@ impl Machine {
     pub(super) fn limits(&mut self) -> Result<Limits, Violation> {
         let disk: Arc<dyn Disk> = Arc::new(self.log_disk());
         let failures = self.disk.failures();
-        let ends = SyncedEnds::load(Arc::clone(&disk), data_dir());
+        let ends = SyncedEnds::load(Arc::clone(&disk), data_dir(), self.disk.boot_id());
         if !self.disk.has_crashed() {
             let found = ends.of(KEY).unwrap_or(0);
             if found > self.judge.durable_end {

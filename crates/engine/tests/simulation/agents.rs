@@ -144,7 +144,9 @@ impl Run {
         let (mut reaches, mut back) = (self.travel(), self.travel());
         let mut deed = Deed::Do;
         let mut is_silent = false;
-        if self.fault(self.plan.faults) {
+        if request.action == Action::Run && self.plan.refused_step == Some(&*request.step) {
+            deed = Deed::Refuse;
+        } else if self.fault(self.plan.faults) {
             match self.rng.below(10) {
                 0..=3 => deed = Deed::Fail,
                 4 => deed = Deed::Refuse,
@@ -398,6 +400,12 @@ impl Run {
             return true;
         }
         self.plan.agent_crashes -= 1;
+        self.kill_agents();
+        false
+    }
+
+    /// The process of agents dies, and starts again.
+    pub fn kill_agents(&mut self) {
         self.seen.count(Sight::AgentCrashes);
         self.agents.incarnation += 1;
         self.note_all(|| "the agents die".to_owned());
@@ -418,7 +426,6 @@ impl Run {
             let after = self.rng.below(RESTART_MICROS);
             self.later(after, What::Deliver { task, incarnation });
         }
-        false
     }
 }
 

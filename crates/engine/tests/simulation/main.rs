@@ -17,6 +17,7 @@ mod agents;
 mod bugs;
 mod clock;
 mod commit;
+mod crash_points;
 mod history;
 mod judge;
 mod lease;
@@ -83,17 +84,7 @@ fn run_all(first: u64, seeds: u64) -> (Seen, Option<u64>) {
             seen.merge(&outcome.seen);
         }
     };
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "seeds are independent of each other, and there are many"
-    )]
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(worker)).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
-    });
+    let results = on_all_threads(worker);
     let mut all = Seen::default();
     let mut failed = None;
     for (seen, seed) in results {
@@ -101,6 +92,21 @@ fn run_all(first: u64, seeds: u64) -> (Seen, Option<u64>) {
         failed = [failed, seed].into_iter().flatten().min();
     }
     (all, failed)
+}
+
+/// Runs `work` on every thread at the same time, and returns the results.
+fn on_all_threads<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "runs are independent of each other, and there are many"
+    )]
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(&work)).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
 }
 
 /// Replays a seed, and prints its history if it fails.

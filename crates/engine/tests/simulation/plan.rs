@@ -47,6 +47,12 @@ pub struct Plan {
     pub copies: u64,
     /// The percentage of calls that fail.
     pub faults: u64,
+    /// A step that its service refuses, whatever the call.
+    pub refused_step: Option<&'static str>,
+    /// When the number of shards changes, besides `repartitions`.
+    pub repartition_at: Option<Timestamp>,
+    /// Whether clocks may be set during the run.
+    pub sets_clocks: bool,
 }
 
 impl Plan {
@@ -108,6 +114,9 @@ impl Plan {
             interventions: rng.below(7),
             copies: rng.below(12),
             faults: [8, 25, 50][rng.index(3)],
+            refused_step: None,
+            repartition_at: None,
+            sets_clocks: true,
             // The evidence of late effects would be lost with the process, and so would settling
             // attempts.
             direct: rng.chance(30) && protection == Protection::Tombstones,

@@ -14,12 +14,14 @@ use crate::judge::Judge;
 use crate::plan::{BOUND, Plan, START};
 use crate::queue::{Queue, What};
 use crate::rng::Rng;
-use crate::scheduler::Owner;
+use crate::scheduler::{Life, Owner};
 use crate::seen::{Seen, Sight};
 use crate::services::Services;
 use crate::store::{PartitionLogs, Store, bucket_of};
 use crate::supervisors::Supervisor;
 
+/// How long after a planned crash supervisors start again.
+const RESTART_MICROS: u64 = 1_000;
 /// A limit that no run reaches.
 const EVENTS_MAX: u64 = 400_000;
 
@@ -42,6 +44,24 @@ pub struct Run {
     pub history: History,
     pub seen: Seen,
     pub violation: Option<Violation>,
+    /// Crashes still to come, besides those that chance decides.
+    pub crashes: Vec<Crash>,
+}
+
+/// The death of all processes of one kind, which others replace.
+#[derive(Clone, Copy, Debug)]
+pub struct Crash {
+    /// The number of events before it.
+    pub after: u64,
+    pub of: Process,
+}
+
+/// A kind of process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Process {
+    Owners,
+    Supervisors,
+    Agents,
 }
 
 /// How a run ended.
@@ -56,8 +76,22 @@ pub struct Outcome {
 
 /// Runs one seed to its end and judges it.
 pub fn run(seed: u64, bug: Option<Bug>, keep_history: bool) -> Outcome {
-    let mut run = Run::new(seed, bug);
+    let mut rng = Rng::new(seed);
+    let plan = Plan::new(&mut rng, bug);
+    run_plan(plan, rng, bug, &[], keep_history)
+}
+
+/// Runs a plan to its end and judges it. Processes also die as `crashes` says, in its order.
+pub fn run_plan(
+    plan: Plan,
+    rng: Rng,
+    bug: Option<Bug>,
+    crashes: &[Crash],
+    keep_history: bool,
+) -> Outcome {
+    let mut run = Run::new(plan, rng, bug);
     run.history.is_kept = keep_history;
+    run.crashes = crashes.to_vec();
     run.live();
     if run.violation.is_none() {
         run.judge_the_end();
@@ -73,9 +107,7 @@ pub fn run(seed: u64, bug: Option<Bug>, keep_history: bool) -> Outcome {
 }
 
 impl Run {
-    fn new(seed: u64, bug: Option<Bug>) -> Self {
-        let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng, bug);
+    fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
         let now = START;
         let mut store = Store::default();
         store
@@ -102,6 +134,7 @@ impl Run {
             history: History::default(),
             seen: Seen::default(),
             violation: None,
+            crashes: Vec::new(),
             plan,
         };
         run.begin();
@@ -132,7 +165,10 @@ impl Run {
             let after = self.rng.between(200_000, 25_000_000);
             self.later(after, What::Operate);
         }
-        if self.rng.chance(30) {
+        if let Some(at) = self.plan.repartition_at {
+            self.queue.push(at, What::Repartition);
+        }
+        if self.plan.sets_clocks && self.rng.chance(30) {
             let after = self.rng.below(8_000_000);
             self.later(after, What::SetClock);
         }
@@ -145,6 +181,7 @@ impl Run {
     fn live(&mut self) {
         while let Some((at, what)) = self.queue.pop() {
             self.now = self.now.max(at);
+            self.crash_as_planned();
             self.seen.events += 1;
             let is_rest = matches!(what, What::Renewed { .. }) && self.is_over();
             self.happen(what);
@@ -153,6 +190,29 @@ impl Run {
             }
             if self.now > self.plan.calm_at + BOUND || self.seen.events > EVENTS_MAX {
                 return self.report_unfinished();
+            }
+        }
+    }
+
+    fn crash_as_planned(&mut self) {
+        while let Some(crash) = self.crashes.first().copied()
+            && crash.after <= self.seen.events
+        {
+            self.crashes.remove(0);
+            match crash.of {
+                Process::Owners => {
+                    for index in 0..self.owners.len() {
+                        if self.owners[index].life == Life::Runs {
+                            self.crash(index);
+                        }
+                    }
+                }
+                Process::Supervisors => {
+                    for index in 0..self.supervisors.len() {
+                        self.kill_supervisor(index, RESTART_MICROS);
+                    }
+                }
+                Process::Agents => self.kill_agents(),
             }
         }
     }

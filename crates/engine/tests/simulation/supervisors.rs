@@ -137,6 +137,13 @@ impl Run {
             self.queue.push(at, what);
             return None;
         }
+        self.kill_supervisor(index, micros);
+        None
+    }
+
+    /// A supervisor dies, and starts again after a while.
+    pub fn kill_supervisor(&mut self, index: usize, restart_micros: u64) {
+        let supervisor = &mut self.supervisors[index];
         supervisor.incarnation += 1;
         supervisor
             .index_shards
@@ -146,13 +153,12 @@ impl Run {
         self.seen.count(Sight::SupervisorCrashes);
         self.note_all(|| format!("supervisor {index} dies"));
         self.later(
-            micros,
+            restart_micros,
             What::Turn {
                 supervisor: index,
                 incarnation,
             },
         );
-        None
     }
 
     /// Takes or renews the lease of an index shard.

@@ -54,7 +54,7 @@ pub struct Ask {
 }
 
 /// The tenant of an operation.
-fn tenant_of(id: OperationId) -> String {
+pub fn tenant_of(id: OperationId) -> String {
     ["", "acme", "globex"][(id.0.as_u128() % 3) as usize].to_owned()
 }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot};
 use waybill_clock::wall_clock;
+use waybill_disk::sync_dir;
 use waybill_engine::OperationId;
 
 use super::damage::{self, Damages, Order, Walk};
@@ -191,8 +192,4 @@ fn beside(store: &Path, what: &str) -> PathBuf {
     name.push(".");
     name.push(what);
     store.with_file_name(name)
-}
-
-fn sync_dir(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use rustix::process::{getgid, getuid};
-use waybill_disk::is_full;
+use waybill_disk::{is_full, sync_dir};
 use waybill_node::data_dir::create;
 use waybill_node::disk::Space;
 use waybill_telemetry::health::Readiness;
@@ -223,7 +223,15 @@ fn make(path: &Path) -> Result<(), DataDirError> {
         path: path.to_owned(),
         rights: Rights::to(path),
         source,
-    })
+    })?;
+    // A parent that this user cannot read is not new either.
+    if let Some(parent) = path.parent()
+        && let Err(error) = sync_dir(parent)
+        && error.kind() != io::ErrorKind::PermissionDenied
+    {
+        tracing::warn!(path = %parent.display(), %error, "cannot sync the parent of the data directory");
+    }
+    Ok(())
 }
 
 /// A part of the data directory.
