@@ -68,6 +68,9 @@ struct Table {
     /// The newest file as it was read, which may be in memory only: an earlier process may have
     /// died before it was synced, or after that failed. `None` once it is surely on the disk.
     found: Option<Vec<u8>>,
+    /// Whether neither file could be read. Either may become readable again, with a higher number
+    /// and older ends.
+    are_unreadable: bool,
     /// Whether this process has made the names of the files durable.
     are_named: [bool; 2],
 }
@@ -83,7 +86,9 @@ impl SyncedEnds {
     /// Reads the record stored in `dir`; empty if nothing can be read. `boot_id` is the id of the
     /// machine's present start, if it is known.
     pub(crate) fn load(disk: Arc<dyn Disk>, dir: &Path, boot_id: Option<String>) -> Self {
-        let newest = newest(&*disk, dir).unwrap_or_else(|Unreadable| {
+        let newest = newest(&*disk, dir);
+        let are_unreadable = newest.is_err();
+        let newest = newest.unwrap_or_else(|Unreadable| {
             tracing::warn!(
                 path = %dir.display(),
                 "cannot read the synced ends of logs; log truncation goes undetected at this start"
@@ -94,12 +99,15 @@ impl SyncedEnds {
             .as_ref()
             .and_then(|(stored, _)| stored.boot_id.clone());
         let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id;
-        let table = newest.map_or_else(Table::default, |(stored, bytes)| Table {
-            ends: stored.ends.into_iter().collect(),
-            number: stored.number,
-            found: Some(bytes),
-            are_named: [false; 2],
-        });
+        let mut table = Table {
+            are_unreadable,
+            ..Table::default()
+        };
+        if let Some((stored, bytes)) = newest {
+            table.ends = stored.ends.into_iter().collect();
+            table.number = stored.number;
+            table.found = Some(bytes);
+        }
         Self {
             disk,
             dir: dir.to_owned(),
@@ -150,6 +158,15 @@ impl SyncedEnds {
     /// Stores the recorded ends; durable when it returns. After an error the next call stores them.
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
+        if table.are_unreadable {
+            self.store_next(&mut table)?;
+            table.are_unreadable = false;
+        }
+        self.store_next(&mut table)
+    }
+
+    /// Stores them in the older file.
+    fn store_next(&self, table: &mut Table) -> io::Result<()> {
         let number = table.number + 1;
         // A start that fails may leave logs that it has not opened.
         let boot_id = match self.has_rebooted() {
@@ -172,10 +189,10 @@ impl SyncedEnds {
             let newest = table.number;
             self.write(newest, found)?;
             table.found = None;
-            self.name(&mut table, newest)?;
+            self.name(table, newest)?;
         }
         self.write(number, &bytes)?;
-        self.name(&mut table, number)?;
+        self.name(table, number)?;
         table.number = number;
         Ok(())
     }

@@ -25,10 +25,13 @@ pub(super) enum Bug {
     AckLaterAppends,
     IgnoreFailedSync,
     ForgetEnds,
+    MissReboot,
+    TakeRestartForReboot,
+    StoreBootEarly,
 }
 
 impl Bug {
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::SkipSync,
         Self::SkipSyncOfClosed,
         Self::SkipDirSync,
@@ -42,6 +45,9 @@ impl Bug {
         Self::AckLaterAppends,
         Self::IgnoreFailedSync,
         Self::ForgetEnds,
+        Self::MissReboot,
+        Self::TakeRestartForReboot,
+        Self::StoreBootEarly,
     ];
 
     pub(super) fn describe(self) -> &'static str {
@@ -59,6 +65,9 @@ impl Bug {
             Self::AckLaterAppends => "A sync covers what was appended after it had begun",
             Self::IgnoreFailedSync => "A failed sync counts as a successful one",
             Self::ForgetEnds => "The synced ends are not read at a start",
+            Self::MissReboot => "A reboot is not noticed",
+            Self::TakeRestartForReboot => "Every restart counts as a reboot",
+            Self::StoreBootEarly => "The boot id is stored before the log is open",
         }
     }
 }

@@ -190,6 +190,26 @@ fn a_stored_end_survives_a_failed_sync_and_a_torn_write() {
 }
 
 #[test]
+fn ends_that_could_not_be_read_do_not_return() {
+    let disk = SimulatedDisk::new(1);
+    let first = ends(&disk);
+    for end in [10, 20, 30, 40] {
+        first.note(KEY, end);
+        first.store().unwrap();
+    }
+    disk.restart(Loss::Process);
+    for _ in 0..2 {
+        disk.fail(Op::Open, 0, EIO);
+    }
+    let next = ends(&disk);
+    assert_eq!(next.of(KEY), None);
+    next.note(KEY, 50);
+    next.store().unwrap();
+    disk.restart(Loss::Process);
+    assert_eq!(ends(&disk).of(KEY), Some(50));
+}
+
+#[test]
 fn a_time_is_found_behind_a_segment_that_has_it_before_the_log_start() {
     let disk = SimulatedDisk::new(1);
     let two_batches = TopicConfig {

@@ -20,6 +20,7 @@ pub(super) enum Rule {
     Ends,
     Failed,
     Trimmed,
+    Rebooted,
 }
 
 impl Rule {
@@ -33,6 +34,7 @@ impl Rule {
             Self::Ends => "the recorded end is right",
             Self::Failed => "only a failing disk makes an operation fail",
             Self::Trimmed => "only what was trimmed is missing at the start",
+            Self::Rebooted => "a reboot is noticed, and nothing else taken for one",
         }
     }
 }
@@ -76,9 +78,10 @@ pub(super) struct Judge {
     pub(super) kept_end: i64,
     /// The newest recorded end that was stored.
     pub(super) stored_end: i64,
-    /// Whether the disk failed when the ends were read: then their numbers begin again, and older
-    /// ones may win.
-    pub(super) ends_are_unsure: bool,
+    /// The end that the process knows to be synced since its start.
+    pub(super) known_end: i64,
+    /// Whether the process knows that the machine has booted since the log was open.
+    pub(super) has_rebooted: bool,
     /// Up to where the log was trimmed, at most.
     pub(super) trimmed_to: i64,
     /// Where clients have asked to trim it; the broker's metadata hold it.
@@ -171,6 +174,10 @@ impl Judge {
                 (path, *position, *offset)
             }
         };
+        if self.has_rebooted && offset >= self.known_end {
+            let what = format!("synced up to {} before a reboot: {damage}", self.known_end);
+            return Err(broken(Rule::Refused, what));
+        }
         let is_rotten = self.rotten.contains(&offset);
         if !is_rotten && !(self.is_holed && offset >= self.durable_end) {
             let what = format!("nothing is damaged at {offset}: {damage}");
@@ -306,6 +313,10 @@ impl Judge {
         let is_rotten = lost.all(|(base, _)| self.rotten.contains(base));
         // A damaged end that is not known to be synced looks like a torn one.
         if is_rotten && end >= self.stored_end {
+            return Ok(());
+        }
+        // So does any damage after a reboot, with what follows.
+        if self.has_rebooted && self.rotten.contains(&end) && end >= self.known_end {
             return Ok(());
         }
         let what = format!("ends at {end}, but must reach {}", self.kept_end);

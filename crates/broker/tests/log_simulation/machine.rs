@@ -18,6 +18,7 @@ use super::super::partition::{AppendError, Condition, Limits, Partition};
 use super::super::sync_threads::{Chores, SyncQueue};
 use super::super::synced::SyncedEnds;
 use super::super::syncing::SyncJob;
+use super::boots::Boots;
 use super::bugs::{Bug, BuggyDisk};
 use super::judge::{Entry, Judge, Rule, Verdict, Violation, broken};
 use crate::TopicConfig;
@@ -71,6 +72,7 @@ pub(super) struct Machine {
     pub(super) bug: Option<Bug>,
     pub(super) config: TopicConfig,
     pub(super) judge: Judge,
+    pub(super) boots: Boots,
     pub(super) process: Option<Process>,
     pub(super) seen: BTreeMap<&'static str, u64>,
     pub(super) history: Option<Vec<String>>,
@@ -102,6 +104,7 @@ impl Machine {
             bug,
             config,
             judge: Judge::default(),
+            boots: Boots::new(),
             process: None,
             seen: BTreeMap::new(),
             history: None,
@@ -182,7 +185,12 @@ impl Machine {
     pub(super) fn limits(&mut self) -> Result<Limits, Violation> {
         let disk: Arc<dyn Disk> = Arc::new(self.log_disk());
         let failures = self.disk.failures();
-        let ends = SyncedEnds::load(Arc::clone(&disk), data_dir(), self.disk.boot_id());
+        let boot_id = match self.bug {
+            Some(Bug::MissReboot) => Some("always".to_owned()),
+            Some(Bug::TakeRestartForReboot) => Some(self.disk.changes().to_string()),
+            _ => self.disk.boot_id(),
+        };
+        let ends = SyncedEnds::load(Arc::clone(&disk), data_dir(), boot_id);
         if !self.disk.has_crashed() {
             let found = ends.of(KEY).unwrap_or(0);
             if found > self.judge.durable_end {
@@ -190,12 +198,28 @@ impl Machine {
                 return Err(broken(Rule::Ends, what));
             }
             if self.disk.failures() > failures {
+                // An older record was read, or none.
                 self.judge.stored_end = 0;
-                self.judge.ends_are_unsure = true;
+                self.boots.may_be_missed();
             }
             if found < self.judge.stored_end {
                 let what = format!("{found} is recorded, {} was stored", self.judge.stored_end);
                 return Err(broken(Rule::Ends, what));
+            }
+            self.boots
+                .check(&self.disk.boot_id(), ends.has_rebooted())?;
+            self.judge.known_end = found;
+            self.judge.has_rebooted = ends.has_rebooted();
+            if ends.has_rebooted() {
+                self.note("reboot known");
+                if self.judge.is_holed {
+                    // The log ends at the first hole, whatever was appended behind it.
+                    self.judge.may_lose_unsynced();
+                }
+            }
+            if self.bug == Some(Bug::StoreBootEarly) {
+                let early = SyncedEnds::load(Arc::clone(&disk), data_dir(), self.disk.boot_id());
+                let _ = early.logs_are_open();
             }
         }
         Ok(Limits {
@@ -514,16 +538,28 @@ impl Machine {
 
     /// The second thread stores the synced ends.
     pub(super) fn store_ends(&mut self) -> Verdict {
-        let process = self.process();
-        process.chores.catch_up();
-        // Whether it has stored them, or had none to store.
-        let is_stored = process.syncs.store_ends();
+        self.process().chores.catch_up();
+        self.store_record(|syncs| syncs.store_ends());
+        Ok(())
+    }
+
+    /// The log is open: from now on, damage in it has another cause than a power failure.
+    pub(super) fn log_is_open(&mut self) {
+        self.judge.has_rebooted = false;
+        self.store_record(|syncs| syncs.ends.logs_are_open().is_ok());
+    }
+
+    /// Stores the record of synced ends.
+    fn store_record(&mut self, store: impl FnOnce(&SyncQueue) -> bool) {
+        let boot_id = self.disk.boot_id();
+        self.boots.may_be_stored(boot_id.clone());
+        let is_stored = store(&self.process().syncs);
         self.after_syncs();
         self.claims();
-        if is_stored && !self.disk.has_crashed() && !self.judge.ends_are_unsure {
+        if is_stored && !self.disk.has_crashed() {
             self.judge.stored_end = self.process().syncs.ends.of(KEY).unwrap_or(0);
+            self.boots.are_stored(boot_id);
         }
-        Ok(())
     }
 
     /// What the log says is synced must be.

@@ -6,6 +6,7 @@
 //! `WAYBILL_SEED=<n>` runs that seed alone, `WAYBILL_SEEDS=<n>` as many, from
 //! `WAYBILL_FIRST_SEED=<n>` on.
 
+mod boots;
 mod bugs;
 mod found;
 mod judge;
@@ -28,7 +29,7 @@ const THREADS: u64 = 2;
 /// The document with the table of bugs.
 const DOCS: &str = include_str!("../../../../docs/simulator.md");
 /// What must happen in one of this many runs, at least.
-const SEEN: [(&str, u64); 16] = [
+const SEEN: [(&str, u64); 18] = [
     ("synced", 1),
     ("sync failed", 10),
     ("read", 1),
@@ -37,6 +38,8 @@ const SEEN: [(&str, u64); 16] = [
     ("closed", 2),
     ("crash", 2),
     ("crash at a start", 5),
+    ("reboot known", 2),
+    ("damage cut after a reboot", 300),
     ("failed start", 10),
     ("offline", 5),
     ("disk full", 5),

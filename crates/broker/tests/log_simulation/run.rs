@@ -147,6 +147,7 @@ impl Machine {
             if path.to_string_lossy().contains("synced-") {
                 // What the other file holds is older.
                 self.judge.stored_end = 0;
+                self.boots.may_be_missed();
             }
         }
     }
@@ -228,6 +229,7 @@ impl Machine {
                         self.end_process();
                         continue;
                     }
+                    self.log_is_open();
                     if is_repaired {
                         self.begin_producers();
                         return Ok(());
@@ -363,6 +365,9 @@ impl Machine {
             if offsets.end <= start && !offsets.is_empty() {
                 self.judge.dropped_trimmed(&offsets);
             }
+        }
+        if self.judge.has_rebooted && self.judge.rotten.contains(&end) {
+            self.note("damage cut after a reboot");
         }
         self.judge.opened((start, end), &batches, is_repaired)?;
         if end < end_before {
