@@ -14,6 +14,9 @@
 //! * **Unsynced data is rewritten before it is visible**, or on a topic that is not synced before
 //!   it counts as synced. It may be clean in the page cache although the disk never got it; a sync
 //!   alone would succeed and write nothing.
+//! * **An index is only for the segment that it was written for.** A power failure may remove a
+//!   segment and leave its index. A new segment with the same first offset and length would be
+//!   taken as synced. So a start removes all indexes but those of closed segments.
 //! * **A start needs no space.** Anything that a full disk cannot take is optional.
 //!
 //! Not detected: records acknowledged in the last second before the broker died (see
@@ -35,8 +38,8 @@ use super::disk::LogFile;
 use super::producers::Producers;
 use super::scan::{find, scan};
 use super::segment::{
-    ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_segments, open_segment,
-    segment_path,
+    ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_indexes, list_segments,
+    open_segment, segment_path,
 };
 use super::synced::KnownSync;
 use crate::TopicConfig;
@@ -112,14 +115,7 @@ pub(super) fn recover(
         (None, Some(bytes)) => active.file.rewrite_at_sync(bytes),
         (None, None) => {}
     }
-    // It describes the length that the active segment had; the next append makes it wrong.
-    let index_path = index_path(dir, active.index.base);
-    match disk.remove(&index_path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(LogError::of("cannot remove", &index_path)(error));
-        }
-        _ => {}
-    }
+    remove_indexes(disk, dir, &segments)?;
     disk.sync_dir(dir)
         .map_err(LogError::of("cannot sync", dir))?;
     let closed = segments
@@ -290,4 +286,25 @@ fn remove(disk: &dyn Disk, dir: &Path, base: i64) -> Result<(), LogError> {
     tracing::warn!(path = %path.display(), "removed a segment after a torn tail");
     disk.remove(&path)
         .map_err(LogError::of("cannot remove", &path))
+}
+
+/// Removes the indexes of all segments but the closed ones. That of the active segment describes
+/// the length that it had, and an append makes it wrong; that of a missing one would count for a
+/// new one.
+fn remove_indexes(disk: &dyn Disk, dir: &Path, closed: &[Segment]) -> Result<(), LogError> {
+    let indexes = list_indexes(disk, dir).map_err(LogError::of("cannot list", dir))?;
+    for base in indexes {
+        let found = closed.binary_search_by_key(&base, |segment| segment.index.base);
+        if found.is_ok() {
+            continue;
+        }
+        let path = index_path(dir, base);
+        match disk.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(LogError::of("cannot remove", &path)(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }

@@ -216,6 +216,8 @@ impl Segment {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
+        // In a power loss, the new segment must not survive with the index of the old one.
+        disk.sync_dir(dir)?;
         disk.rename(&repaired, &self.path)?;
         disk.sync_dir(dir)
     }

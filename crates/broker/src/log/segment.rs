@@ -216,11 +216,20 @@ pub(super) fn open_segment(disk: &dyn Disk, dir: &Path, base: i64) -> io::Result
 
 /// The base offsets of the segments in `dir`, in order.
 pub(super) fn list_segments(disk: &dyn Disk, dir: &Path) -> io::Result<Vec<i64>> {
+    list_bases(disk, dir, ".log")
+}
+
+/// The base offsets of the index files in `dir`, in order. A segment may be missing.
+pub(super) fn list_indexes(disk: &dyn Disk, dir: &Path) -> io::Result<Vec<i64>> {
+    list_bases(disk, dir, ".index")
+}
+
+fn list_bases(disk: &dyn Disk, dir: &Path, suffix: &str) -> io::Result<Vec<i64>> {
     let mut bases = Vec::new();
     for name in disk.list(dir)? {
         let base = name
             .to_str()
-            .and_then(|name| name.strip_suffix(".log"))
+            .and_then(|name| name.strip_suffix(suffix))
             .and_then(|digits| digits.parse::<i64>().ok())
             .filter(|&base| base >= 0);
         bases.extend(base);

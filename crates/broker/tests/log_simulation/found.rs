@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use bytes::BytesMut;
-use waybill_disk::files::Disk;
+use waybill_disk::files::{Disk, Open};
 use waybill_simulated_disk::{Loss, Op, SimulatedDisk};
 use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
 use super::super::partition::{Limits, Partition};
-use super::super::segment::LogError;
+use super::super::segment::{LogError, index_path, segment_path};
 use super::super::sync_threads::SyncQueue;
 use super::super::synced::SyncedEnds;
 use super::machine::{KEY, data_dir, log_dir};
@@ -102,9 +102,7 @@ fn a_torn_tail_that_was_cut_does_not_return() {
     partition.limits.syncs.ends.store().unwrap();
     // Torn, in a segment whose batches are all known to be synced.
     let path = Path::new("/data/log/00000000000000000003.log");
-    let file = (&disk as &dyn Disk)
-        .open(path, waybill_disk::files::Open::Append)
-        .unwrap();
+    let file = (&disk as &dyn Disk).open(path, Open::Append).unwrap();
     file.append_all(&mut [std::io::IoSlice::new(b"torn")])
         .unwrap();
     file.sync().unwrap();
@@ -117,6 +115,60 @@ fn a_torn_tail_that_was_cut_does_not_return() {
     assert_eq!(open(&disk, config()).unwrap().high_watermark(), 5);
     disk.restart(Loss::Everything);
     assert_eq!(open(&disk, config()).unwrap().high_watermark(), 5);
+}
+
+/// Appends what is missing of four batches, and loses the power after the next start.
+fn append_again_and_lose_power(disk: &SimulatedDisk, partition: &Arc<Partition>) {
+    for timestamp in partition.high_watermark()..4 {
+        append(partition, &[timestamp]);
+    }
+    disk.restart(Loss::Process);
+    let partition = open(disk, config()).unwrap();
+    assert_eq!(partition.high_watermark(), 4);
+    partition.limits.syncs.ends.logs_are_open().unwrap();
+    disk.restart(Loss::Everything);
+    let opened = open(disk, config()).map(|partition| partition.high_watermark());
+    assert!(matches!(opened, Ok(4)), "{opened:?}");
+}
+
+#[test]
+fn an_index_whose_segment_a_power_loss_removed_does_not_count_for_a_new_one() {
+    for seed in 0..10 {
+        for changes in 0..15 {
+            let disk = SimulatedDisk::new(seed);
+            let partition = open(&disk, config()).unwrap();
+            partition.limits.syncs.ends.logs_are_open().unwrap();
+            for timestamp in 0..4 {
+                append(&partition, &[timestamp]);
+            }
+            disk.restart(Loss::Process);
+            // Where the indexes of closed segments are stored, but not all names are synced.
+            disk.crash_after(changes);
+            let _ = open(&disk, config());
+            disk.cancel_crash();
+            disk.restart(Loss::Sectors(512));
+            append_again_and_lose_power(&disk, &open(&disk, config()).unwrap());
+        }
+    }
+}
+
+#[test]
+fn an_index_of_a_segment_that_was_removed_does_not_count_for_a_new_one() {
+    let disk = SimulatedDisk::new(1);
+    let partition = segments(&disk);
+    partition.limits.syncs.ends.logs_are_open().unwrap();
+    disk.restart(Loss::Process);
+    // Indexes the closed segments.
+    open(&disk, config()).unwrap();
+    // A power failure damages the second one, as far as the record of synced ends can say.
+    let file = (&disk as &dyn Disk).open(&segment_path(log_dir(), 1), Open::Write);
+    file.unwrap().write_all_at(b"damaged", 0).unwrap();
+    disk.remove(&index_path(log_dir(), 1)).unwrap();
+    disk.restart(Loss::Nothing);
+
+    let partition = open(&disk, config()).unwrap();
+    assert_eq!(partition.high_watermark(), 1);
+    append_again_and_lose_power(&disk, &partition);
 }
 
 #[test]
