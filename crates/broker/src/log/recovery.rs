@@ -108,7 +108,7 @@ pub(super) fn recover(
         synced.map_err(LogError::of("cannot sync", segment.file.path()))?;
         segment.store_index(disk, dir)?;
     }
-    active.cut(dir)?;
+    active.cut(disk)?;
     // Its content will be visible, so it must be durable if the topic is synced.
     match (config.flush_messages, active.unsynced(synced_end)) {
         (Some(_), _) => active.write_again(disk, synced_end)?,
@@ -228,21 +228,23 @@ impl Segment {
         }
     }
 
-    /// Cuts off what follows the last whole batch.
-    fn cut(&self, dir: &Path) -> Result<(), LogError> {
+    /// Cuts off what follows the last whole batch. Durable when it returns: else a part of it could
+    /// return in a power loss, behind what was appended in its place.
+    fn cut(&self, disk: &dyn Disk) -> Result<(), LogError> {
         if self.index.bytes == self.file_bytes {
             return Ok(());
         }
-        let path = segment_path(dir, self.index.base);
+        let path = self.file.path();
         tracing::warn!(
             path = %path.display(),
             cut_bytes = self.file_bytes - self.index.bytes,
             next_offset = self.index.next_offset,
             "cut a torn tail"
         );
-        self.file
-            .cut(self.index.bytes)
-            .map_err(LogError::of("cannot cut", &path))
+        let cut = self.file.cut(self.index.bytes);
+        cut.map_err(LogError::of("cannot cut", path))?;
+        let synced = self.file.sync(disk);
+        synced.map_err(LogError::of("cannot sync", path))
     }
 
     /// Rewrites and syncs the part that is not known to be synced.

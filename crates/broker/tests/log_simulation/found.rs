@@ -117,6 +117,35 @@ fn a_torn_tail_that_was_cut_does_not_return() {
     assert_eq!(open(&disk, config()).unwrap().high_watermark(), 5);
 }
 
+#[test]
+fn a_batch_that_was_cut_off_does_not_return_behind_a_new_one() {
+    let unsynced = TopicConfig {
+        flush_messages: None,
+        segment_bytes: 1 << 20,
+        ..config()
+    };
+    for seed in 0..300 {
+        let disk = SimulatedDisk::new(seed);
+        let partition = open(&disk, unsynced).unwrap();
+        partition.limits.syncs.ends.logs_are_open().unwrap();
+        // The second one is in another sector than the beginning of the first.
+        append(&partition, &[0; 50]);
+        append(&partition, &[0]);
+        let file = (&disk as &dyn Disk).open(&segment_path(log_dir(), 0), Open::Write);
+        let file = file.unwrap();
+        // A power failure leaves the second batch, but not all of the first one.
+        file.write_all_at(b"damaged", 100).unwrap();
+        file.sync().unwrap();
+        disk.restart(Loss::Nothing);
+        let partition = open(&disk, unsynced).unwrap();
+        assert_eq!(partition.high_watermark(), 0);
+        append(&partition, &[1; 50]);
+        disk.restart(Loss::Sectors(512));
+        let end = open(&disk, unsynced).unwrap().high_watermark();
+        assert!(end <= 50, "seed {seed}: {end}");
+    }
+}
+
 /// Appends what is missing of four batches, and loses the power after the next start.
 fn append_again_and_lose_power(disk: &SimulatedDisk, partition: &Arc<Partition>) {
     for timestamp in partition.high_watermark()..4 {
