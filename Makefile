@@ -3,6 +3,7 @@
 # three brokers that are killed one after the other, and `make test-upgrades` those that mix this version with an
 # earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
 # role: half an hour, most of it the build. `make test-power-cuts CUTS=500` cuts the power that often, two seconds each.
+# `make test-planted-bugs` plants bugs in the code that ships and has the simulator find them, a minute each.
 # `make test-kubernetes` applies k8s/ to an API server, which it builds, and
 # `make test-newcomer` follows README.md on a bare Debian. `make kafka`, `make cassandra`
 # and `make cluster` start these servers until Ctrl-C; `make run-cluster` runs two processes of
@@ -21,7 +22,7 @@ SEED ?= 1
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers test-upgrades test-power-cuts test-containers test-kubernetes test-newcomer loadtest docs \
+.PHONY: run test test-full test-brokers test-upgrades test-power-cuts test-planted-bugs test-containers test-kubernetes test-newcomer loadtest docs \
 	build kafka cassandra cluster run-cluster
 
 run: build
@@ -49,6 +50,10 @@ test-power-cuts:
 	.ci/setup tests
 	WAYBILL_TEST_POWER_CUTS=$(CUTS) WAYBILL_TEST_POWER_SEED=$(SEED) \
 		cargo test --release --locked --workspace --bin waybill --test power_cuts -- --show-output
+
+test-planted-bugs:
+	.ci/setup
+	.ci/planted
 
 test-containers:
 	.ci/containers

@@ -1,6 +1,6 @@
 //! Starting and stopping the broker.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -438,13 +438,12 @@ pub(crate) fn lock(dir: &Path) -> Result<File, StartError> {
         sync_dir(parent).map_err(failed)?;
     }
     let file = File::create(dir.join("lock")).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StartError::Locked {
+    if !waybill_disk::lock(&file).map_err(failed)? {
+        return Err(StartError::Locked {
             path: dir.to_owned(),
-        }),
-        Err(TryLockError::Error(source)) => Err(failed(source)),
+        });
     }
+    Ok(file)
 }
 
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {

@@ -1,7 +1,11 @@
 //! The boot-time clock, which counts suspended time, and the detection of suspensions.
+//!
+//! The clock is `CLOCK_BOOTTIME` on Linux and `CLOCK_MONOTONIC_RAW` on macOS. On other systems it is
+//! `std::time::Instant`, which may stop during a suspension.
 
-use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
+
+use waybill_engine::BootTime;
 
 /// If more time than this passes between reading two clocks, the thread was preempted: read both
 /// again.
@@ -12,59 +16,10 @@ const READ_AGAIN_MAX: usize = 5;
 /// clocks.
 const SUSPENDED_MIN: Duration = Duration::from_secs(1);
 
-/// An instant of the clock that starts at boot and keeps running while the machine is suspended:
-/// `CLOCK_BOOTTIME` on Linux, `CLOCK_MONOTONIC_RAW` on macOS.
-///
-/// On other systems it is `std::time::Instant`, which may stop during a suspension.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct BootTime(Duration);
-
-impl BootTime {
-    /// The instant now.
-    #[must_use]
-    pub fn now() -> Self {
-        Self(system::since_boot())
-    }
-
-    /// The instant `micros` microseconds after the clock's zero.
-    #[must_use]
-    pub const fn from_micros(micros: u64) -> Self {
-        Self(Duration::from_micros(micros))
-    }
-
-    /// Microseconds since the clock's zero.
-    #[must_use]
-    pub fn as_micros(self) -> i64 {
-        i64::try_from(self.0.as_micros()).unwrap_or(i64::MAX)
-    }
-
-    /// The time from `earlier` to this instant; zero if `earlier` is later.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Duration {
-        self.0.saturating_sub(earlier.0)
-    }
-
-    /// The time since this instant.
-    #[must_use]
-    pub fn elapsed(self) -> Duration {
-        Self::now().since(self)
-    }
-}
-
-impl Add<Duration> for BootTime {
-    type Output = Self;
-
-    fn add(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(duration))
-    }
-}
-
-impl Sub<Duration> for BootTime {
-    type Output = Self;
-
-    fn sub(self, duration: Duration) -> Self {
-        Self(self.0.saturating_sub(duration))
-    }
+/// The time since the machine booted.
+#[must_use]
+pub fn boot_clock() -> BootTime {
+    BootTime::new(system::since_boot())
 }
 
 /// Detects that the machine was suspended: the boot-time clock advanced and the monotonic clock did
@@ -77,7 +32,7 @@ pub struct Suspensions {
 
 impl Default for Suspensions {
     fn default() -> Self {
-        let (monotonic, boot) = together(Instant::now, BootTime::now);
+        let (monotonic, boot) = together(Instant::now, boot_clock);
         Self { boot, monotonic }
     }
 }
@@ -85,7 +40,7 @@ impl Default for Suspensions {
 impl Suspensions {
     /// How long the machine was suspended since the last call; `None` for less than a second.
     pub fn check(&mut self) -> Option<Duration> {
-        let (monotonic, boot) = together(Instant::now, BootTime::now);
+        let (monotonic, boot) = together(Instant::now, boot_clock);
         self.compare(monotonic, boot)
     }
 
@@ -197,11 +152,11 @@ mod tests {
 
     #[test]
     fn the_boot_clock_advances() {
-        let began = BootTime::now();
+        let began = boot_clock();
         let beside = Instant::now();
         while beside.elapsed() < Duration::from_millis(5) {
             std::thread::yield_now();
         }
-        assert!(began.elapsed() >= Duration::from_millis(5));
+        assert!(boot_clock().since(began) >= Duration::from_millis(5));
     }
 }

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use waybill_engine::Timestamp;
-
-use crate::BootTime;
+use waybill_engine::{BootTime, Timestamp};
 
 /// How long a step of the wall clock must last before it is adopted.
 pub const HOLD: Duration = Duration::from_secs(30);

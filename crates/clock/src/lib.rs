@@ -5,7 +5,7 @@
 //! * [`wall_clock`] returns the current time. It follows the system's wall clock, but holds back a
 //!   step until the step has lasted for [`HOLD`]. Deadlines, complete-by, due times and ids use it.
 //!   It may go back: after a backward step that lasted, and by less than [`STEP_MIN`] at any time.
-//! * [`BootTime`] measures durations, including the time for which the machine was suspended.
+//! * [`boot_clock`] measures durations, including the time for which the machine was suspended.
 //!   Leases use it. (`std::time::Instant` stops while a Linux machine is suspended.)
 //!
 //! [`Suspensions`] detects that the machine was suspended.
@@ -16,9 +16,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use waybill_engine::Timestamp;
+use waybill_engine::{BootTime, Now, Timestamp};
 
-pub use boot::{BootTime, Suspensions};
+pub use boot::{Suspensions, boot_clock};
 pub use filter::{Change, HOLD, STEP_MIN, StepFilter};
 pub use text::time_text;
 
@@ -51,10 +51,16 @@ static FILTER: LazyLock<Mutex<StepFilter>> = LazyLock::new(|| {
 /// The current time, without steps of the system's wall clock shorter than [`HOLD`].
 #[must_use]
 pub fn wall_clock() -> Timestamp {
+    clocks().wall
+}
+
+/// The [`wall_clock`] and the [`boot_clock`], read together.
+#[must_use]
+pub fn clocks() -> Now {
     let mut filter = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
     // Read under the lock, so that the filter sees readings in order.
     let (wall, boot) = read_both();
-    let (now, change) = filter.read(wall, boot);
+    let (wall, change) = filter.read(wall, boot);
     drop(filter);
     match change {
         None => {}
@@ -71,7 +77,7 @@ pub fn wall_clock() -> Timestamp {
             "adopted a step of the wall clock"
         ),
     }
-    now
+    Now { wall, boot }
 }
 
 /// The system's wall clock, unfiltered.
@@ -86,6 +92,6 @@ pub fn system_clock() -> Timestamp {
 
 /// Reads both clocks at nearly the same instant.
 fn read_both() -> (Timestamp, BootTime) {
-    let (boot, wall) = boot::together(BootTime::now, system_clock);
+    let (boot, wall) = boot::together(boot_clock, system_clock);
     (wall, boot)
 }

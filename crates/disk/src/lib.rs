@@ -16,6 +16,7 @@
 pub mod files;
 mod journal;
 pub mod keyspaces;
+mod lock;
 mod record;
 mod rewrite;
 mod synced;
@@ -27,6 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use self::keyspaces::{Depth, is_created};
+pub use self::lock::lock;
 pub use self::synced::{Prepared, Synced};
 
 /// Prepares the store in `dir` for opening: verifies its journals and its other files, restores

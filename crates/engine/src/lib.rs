@@ -64,7 +64,7 @@ pub use shard::{
 pub use stats::EngineStats;
 pub use step::RETRY_AFTER_MAX;
 pub use supervision::Supervision;
-pub use time::{Stamp, Timestamp};
+pub use time::{BootTime, Now, Stamp, Timestamp};
 pub use tracker::OffsetTracker;
 pub use workflow::{
     Compensation, NAME_LENGTH_MAX, RetryIntervals, Step, StepCondition, StepSet, Tries, Undo,

@@ -355,7 +355,8 @@ impl PartitionEngine {
         // Their entries in the deadline index come up too late.
         let again_at = now + self.config.unreadable_again;
         let unreadable = self.unreadable.retry_at(again_at);
-        self.open.reminders.extend(unreadable);
+        let reminders = unreadable.map(|id| (id, again_at));
+        self.open.reminders.extend(reminders);
     }
 
     fn request(&mut self, queued: Queued, now: Timestamp) {

@@ -3,10 +3,6 @@
 
 use crate::RecordRef;
 
-/// The fingerprint of a record that no client can decode. Without contents to compare, a checkpoint
-/// right after it is not verified.
-pub const UNDECODABLE: u64 = 0;
-
 /// Identifies a record among all that could have its offset: FNV-1a over its timestamp, its key and
 /// the length of its value. It detects another topic; it does not protect against an attacker.
 #[must_use]

@@ -54,7 +54,6 @@ mod severity;
 mod stall;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 mod timed_wait;
-mod topic_id;
 mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
@@ -64,7 +63,7 @@ pub use dead_letter::{
 };
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
-pub use fingerprint::{UNDECODABLE, fingerprint};
+pub use fingerprint::fingerprint;
 pub use group_commits::GroupCommits;
 pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};
 pub use group_progress::{Consumed, GroupProgress};
@@ -80,5 +79,5 @@ pub use record::{Header, Headers, OutRecord, RawRecord, RecordRef};
 pub use record_reader::{AtOffset, ReadError, ReadPermit, RecordReader};
 pub use settings::{KafkaSettings, no_group};
 pub use settlement::{Settled, Settlement};
-pub use topic_id::TopicId;
 pub use waybill_engine::{murmur2, partition_for};
+pub use waybill_messages::{TopicId, UNDECODABLE};

@@ -13,6 +13,7 @@ use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
 use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
+use crate::TopicId;
 use crate::client_log::ClientLog;
 use crate::damage::{self, DamagedLog, History, Position, Round};
 use crate::error::{ClientError, RequestError};
@@ -25,7 +26,6 @@ use crate::record::RecordRef;
 use crate::settings::{KafkaSettings, no_group};
 use crate::severity::{Severity, severity};
 use crate::stall::{Behind, StallWatch};
-use crate::topic_id::TopicId;
 use crate::watermarks::watermarks;
 
 /// How long a poll with an invalid position may ask the broker which partition has it.

@@ -31,6 +31,10 @@ const HEAD_BYTES: usize = 64 * 1024;
 /// than its source; this limit leaves room for the record's own headers.
 const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 
+/// The fingerprint of a record that no client can decode. Without contents to compare, a checkpoint
+/// right after it is not verified.
+pub const UNDECODABLE: u64 = 0;
+
 /// Why a record becomes a dead letter, and its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeadLetter<'a> {

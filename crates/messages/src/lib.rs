@@ -38,16 +38,20 @@ mod recovery;
 mod schemas;
 mod step_reply;
 mod step_request;
+mod topic_id;
 mod topics;
 mod wire;
 mod writer_schema;
 
-pub use dead_letter::{Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX, undecodable};
+pub use dead_letter::{
+    Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX, UNDECODABLE, undecodable,
+};
 pub use error::{DecodeError, EncodeError, FieldError, SchemaError};
 pub use frame::{Frame, SchemaId};
 pub use framing::{Framing, Lookup, SchemaIds, Schemas};
 pub use kind::{RecordKind, RecordSchema, VALUE_BYTES_MAX};
 pub use record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record};
 pub use schemas::RECORD_SCHEMAS;
+pub use topic_id::TopicId;
 pub use topics::{Topics, is_topic_name};
 pub use writer_schema::WriterSchema;

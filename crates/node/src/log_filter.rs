@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{ParseError, Targets};
 
 /// The targets of log lines: the crates that write log lines, and librdkafka.
-const WRITERS: [&str; 23] = [
+const WRITERS: [&str; 24] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -22,6 +22,7 @@ const WRITERS: [&str; 23] = [
     "waybill_ops",
     "waybill_registry",
     "waybill_scheduler",
+    "waybill_scheduler_core",
     "waybill_store",
     "waybill_supervisor",
     "waybill_topology",
@@ -46,7 +47,7 @@ pub enum LogFilterError {
     Word(String),
     /// The target of a pair never writes log lines.
     #[error(
-        "no log line has the target {0:?}; the targets are {them}, and their modules, such as waybill_scheduler::scheduler_loop",
+        "no log line has the target {0:?}; the targets are {them}, and their modules, such as waybill_scheduler_core::scheduler_loop",
         them = WRITERS.join(", ")
     )]
     Target(String),

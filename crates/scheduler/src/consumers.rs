@@ -19,16 +19,15 @@ use std::time::Duration;
 use waybill_engine::{ByPriority, Offset, PartitionId, Priority, ShardFilter, ShardId, Source};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
-use waybill_store::Checkpoint;
+use waybill_scheduler_core::{Assignment, Input, Task};
+use waybill_state::Checkpoint;
 
 pub(super) use self::ends::EndsReader;
 use self::poller::{Order, Poller};
 use super::credit::Credit;
 use super::decode::Decoder;
-use super::input::{Generation, Input, Inputs};
-use super::log_offsets::{LogEnds, StartOffsets};
+use super::incoming::Inputs;
 use super::nonces::Nonces;
-use super::task::Task;
 use super::tasks::report_panic;
 
 /// Maximum time that a fetch waits for records. librdkafka includes a newly added partition only in
@@ -102,16 +101,16 @@ impl Consumers {
         &self.consumer(source).credit
     }
 
-    /// Starts reading for a shard whose partition's logs end at `ends`.
-    pub(super) fn add(
-        &self,
-        shard: ShardId,
-        partition: PartitionId,
-        generation: Generation,
-        filter: &ShardFilter,
-        start: &StartOffsets,
-        ends: LogEnds,
-    ) {
+    /// Starts reading for a shard.
+    pub(super) fn add(&self, assignment: &Assignment) {
+        let Assignment {
+            shard,
+            partition,
+            generation,
+            ref filter,
+            ref start,
+            ref ends,
+        } = *assignment;
         for source in [
             Source::Replies,
             Source::Recoveries,
@@ -224,7 +223,8 @@ impl PolledConsumer {
                 let polling = AssertUnwindSafe(|| poller.run(&inbox));
                 if let Err(payload) = std::panic::catch_unwind(polling) {
                     // The send fails only after the loop has ended.
-                    let _ = panics.send(Input::Panicked(report_panic(Task::Consume, &*payload)));
+                    let panicked = report_panic(Task::Consume, &*payload);
+                    let _ = panics.send(Input::Panicked(panicked).into());
                 }
             })?;
         Ok(Self {

@@ -4,6 +4,8 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ShardId, Timestamp};
 
+pub use waybill_scheduler_core::ControlError;
+
 /// Lets an operator or a test start and stop single shards of a running scheduler.
 pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
     /// The shards of this process, in order.
@@ -90,25 +92,4 @@ pub struct CheckpointView {
     pub high_priority: Offset,
     /// On `step-replies`.
     pub replies: Offset,
-}
-
-/// Why a shard was not started or stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// No scheduler of this process runs the shard.
-    #[error("this process does not run shard {0}")]
-    NotHere(ShardId),
-    /// The scheduler is shutting down and accepts no more orders.
-    #[error("the scheduler is shutting down")]
-    ShuttingDown,
-    /// The attempt to start or stop it failed.
-    #[error("shard {shard} could not be {wanted}: {cause}")]
-    Failed {
-        /// The shard.
-        shard: ShardId,
-        /// The requested state: `started` or `stopped`.
-        wanted: &'static str,
-        /// Why it failed.
-        cause: String,
-    },
 }

@@ -4,56 +4,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A number of records and of bytes (of keys and values).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Amount {
-    /// Records.
-    pub records: usize,
-    /// Bytes.
-    pub bytes: usize,
-}
-
-impl Amount {
-    fn is_open(self) -> bool {
-        self.records > 0 && self.bytes > 0
-    }
-
-    fn less(self, other: Self) -> Self {
-        Self {
-            records: self.records.saturating_sub(other.records),
-            bytes: self.bytes.saturating_sub(other.bytes),
-        }
-    }
-
-    fn and(self, other: Self) -> Self {
-        Self {
-            records: self.records + other.records,
-            bytes: self.bytes + other.bytes,
-        }
-    }
-
-    fn at_most(self, other: Self) -> Self {
-        Self {
-            records: self.records.min(other.records),
-            bytes: self.bytes.min(other.bytes),
-        }
-    }
-}
-
-/// How many more requests of a priority may be read: `most` may wait and `waiting` do;
-/// `tracked_requests_max` may be tracked and `known` are.
-pub(super) fn room_beside(
-    most: Amount,
-    waiting: Amount,
-    tracked_requests_max: usize,
-    known: usize,
-) -> Amount {
-    let room = most.less(waiting);
-    Amount {
-        records: room.records.min(tracked_requests_max.saturating_sub(known)),
-        ..room
-    }
-}
+use waybill_scheduler_core::Amount;
 
 /// The allowance of one consumer. The loop offers room, and the consumer's thread takes from it
 /// what it may read. Records being read, or queued in the channel, count against the room until the
@@ -133,18 +84,6 @@ mod tests {
 
     fn amount(records: usize, bytes: usize) -> Amount {
         Amount { records, bytes }
-    }
-
-    #[test]
-    fn credit_is_bounded_by_waiting_and_tracked_requests() {
-        let most = amount(50_000, 1_000);
-        let room = |waiting, known| room_beside(most, waiting, 250_000, known);
-        assert_eq!(room(amount(0, 0), 0), most);
-        let waiting = amount(49_000, 400);
-        assert_eq!(room(waiting, 60_000), amount(1_000, 600));
-        // The other tracked requests are done, after one that is not.
-        assert_eq!(room(waiting, 249_990), amount(10, 600));
-        assert_eq!(room(waiting, 250_001), amount(0, 600));
     }
 
     #[test]

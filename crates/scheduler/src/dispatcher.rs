@@ -8,8 +8,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use waybill_agent::{DirectAgents, not_attempted};
+use waybill_clock::boot_clock;
 use waybill_engine::{
-    AlertKind, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
+    AlertKind, BootTime, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
     OperationStatus, OperatorAlert, PartitionId, STEP_REQUEST_REFUSED, ShardId, Source, StatusKind,
     StepReply, StepRequest, Workflows, partition_for,
 };
@@ -21,11 +22,12 @@ use waybill_messages::headers::{self, Stage};
 use waybill_messages::{
     Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, Record, Topics, is_topic_name,
 };
+use waybill_scheduler_core::{Asker, Input, SendNumber, Undelivered};
 use waybill_telemetry::chain;
 
 use self::refused::RefusedSteps;
 use super::SchedulerSettings;
-use super::input::{Asker, Input, Inputs};
+use super::incoming::Inputs;
 use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
@@ -43,8 +45,14 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 /// All messages that were sent under a number are acknowledged, or one failed for good.
 #[derive(Debug)]
 pub(super) struct Settled {
-    pub number: u64,
-    pub result: Result<(), String>,
+    pub number: SendNumber,
+    pub result: Result<(), Undelivered>,
+}
+
+impl From<Settled> for Input {
+    fn from(Settled { number, result }: Settled) -> Self {
+        Self::Settled { number, result }
+    }
 }
 
 /// The producer, and the names of all topics that it writes to.
@@ -69,6 +77,8 @@ pub(super) struct Dispatcher {
     buffer: Vec<u8>,
     /// Until when the messages being sent may wait for room in the queue.
     wait_until: Instant,
+    /// From when on the messages being sent must not be sent, if their shard's lease ends.
+    lease_ends: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -117,6 +127,7 @@ impl Dispatcher {
             settled: mpsc::channel(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
+            lease_ends: None,
         })
     }
 
@@ -130,10 +141,24 @@ impl Dispatcher {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a shard; [`Dispatcher::settled`] returns `number` once all records are
-    /// acknowledged. Requests to agents of this process need no acknowledgement: they are lost
-    /// together with the engine, and the next owner sends them again.
-    pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
+    /// Sends the messages of a shard, unless its lease, which is valid until `valid_until`, has ended
+    /// meanwhile: sending those of the shard before it may have taken a while. [`Dispatcher::settled`]
+    /// returns `number` once all records are acknowledged. Requests to agents of this process need no
+    /// acknowledgement: they are lost together with the engine, and the next owner sends them again.
+    pub(super) fn send(
+        &mut self,
+        number: SendNumber,
+        from: Asker,
+        mut messages: Vec<Message>,
+        valid_until: BootTime,
+    ) {
+        let boot_time = boot_clock();
+        if boot_time >= valid_until {
+            let result = Err(Undelivered::LeaseEnded);
+            // The receiver is a field of this type.
+            let _ = self.settled.0.send(Settled { number, result });
+            return;
+        }
         let spans = spans::of_messages(&mut messages, |request| self.topic_for(request));
         if let Some(direct) = &self.direct {
             direct.ask(asked_directly(direct, from, &mut messages));
@@ -142,9 +167,13 @@ impl Dispatcher {
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| chain(&error));
             spans::sent(spans, result.as_ref().err().map(String::as_str));
+            let result = result.map_err(Undelivered::Failed);
             let _ = sender.send(Settled { number, result });
         });
-        self.wait_until = Instant::now() + QUEUE_PATIENCE;
+        let now = Instant::now();
+        let lease_ends = now + valid_until.since(boot_time);
+        self.wait_until = lease_ends.min(now + QUEUE_PATIENCE);
+        self.lease_ends = Some(lease_ends);
         let mut buffer = std::mem::take(&mut self.buffer);
         for message in &mut messages {
             if let Message::Step(request) = message {
@@ -160,9 +189,9 @@ impl Dispatcher {
         &self.topics
     }
 
-    /// The numbers settled since the last call.
-    pub(super) fn settled(&self) -> impl Iterator<Item = Settled> {
-        self.settled.1.try_iter()
+    /// The next messages that have settled.
+    pub(super) fn settled(&self) -> Option<Settled> {
+        self.settled.1.try_recv().ok()
     }
 
     /// The replies of agents in this process, with the shard that each is for.
@@ -187,6 +216,7 @@ impl Dispatcher {
             }
         });
         self.wait_until = Instant::now();
+        self.lease_ends = None;
         let mut buffer = std::mem::take(&mut self.buffer);
         let address = (self.topics.step_replies(), asker.partition);
         self.keyed(address, operation, &reply, None, &mut buffer, &settlement);
@@ -407,13 +437,14 @@ impl Dispatcher {
                     nonce: None,
                     outcome: not_attempted(STEP_REQUEST_REFUSED, &why, UNSENT_RETRY_AFTER),
                 };
-                // The send fails only after the loop has ended.
-                let _ = inputs.send(Input::Unsent {
+                let unsent = Input::Unsent {
                     asker: from,
                     agent,
                     reply,
                     why,
-                });
+                };
+                // The send fails only after the loop has ended.
+                let _ = inputs.send(unsent.into());
                 count_as_sent(&settlement);
             }
             Err(error) => settlement.fail(error),
@@ -585,7 +616,13 @@ impl Dispatcher {
     }
 
     fn enqueue(&self, record: &OutRecord<'_>, settlement: &Arc<Settlement>) {
-        let patience = self.wait_until.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        if self.lease_ends.is_some_and(|ends| now >= ends) {
+            // The messages before it waited for room.
+            let code = ErrorCode::QueueFull;
+            return settlement.fail(ProduceError::Refused { code });
+        }
+        let patience = self.wait_until.saturating_duration_since(now);
         let Err(refused) = self
             .producer
             .send_or_wait(record, settlement.clone(), patience)

@@ -6,15 +6,12 @@
 //! entry that is behind it once more, further on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::{PartitionId, Timestamp};
-use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
-
-/// How far ahead a late entry is written again.
-const INDEX_LEAD: Duration = Duration::from_secs(1);
+use waybill_state::{DueBucket, DueEntry, WriteBatch, Written};
+use waybill_store::{Store, StoreError};
 
 /// Writes a commit, and writes its index entries again until none is behind its sweep's cursor.
 /// `now` is the time of the engines' decisions.
@@ -23,12 +20,12 @@ pub async fn write(
     batch: WriteBatch,
     now: Timestamp,
 ) -> Result<Written, StoreError> {
-    let began = BootTime::now();
+    let began = boot_clock();
     let mut due = batch.due.clone();
     let written = store.write(batch).await?;
     while !due.is_empty() {
         let cursors = cursors(store, &due).await?;
-        due = late(&due, &cursors, now + began.elapsed());
+        due = late(&due, &cursors, now + boot_clock().since(began));
         if !due.is_empty() {
             tracing::warn!(
                 entries = due.len(),
@@ -59,8 +56,7 @@ async fn cursors(
     Ok(try_join_all(reads).await?.into_iter().flatten().collect())
 }
 
-/// The entries behind the cursors, as they are written once more. The operations' rows may have an
-/// earlier due time; an entry that comes up later than that is harmless.
+/// The entries behind the cursors, as they are written once more.
 fn late(
     due: &[(PartitionId, DueEntry)],
     cursors: &BTreeMap<PartitionId, DueBucket>,
@@ -68,9 +64,7 @@ fn late(
 ) -> Vec<(PartitionId, DueEntry)> {
     let again = due.iter().filter_map(|(index_shard, entry)| {
         let cursor = *cursors.get(index_shard)?;
-        let due = now.max(cursor.start()) + INDEX_LEAD;
-        let is_late = DueBucket::of(entry.due) < cursor;
-        is_late.then_some((*index_shard, DueEntry { due, ..*entry }))
+        Some((*index_shard, entry.ahead_of(cursor, now)?))
     });
     again.collect()
 }
@@ -114,17 +108,5 @@ mod tests {
             );
         }
         assert_eq!(found, [vec![entry(100)], vec![entry(101)], vec![], vec![]]);
-    }
-
-    #[test]
-    fn a_late_entry_is_found_soon() {
-        let index_shard = PartitionId(0);
-        let cursors = BTreeMap::from([(index_shard, DueBucket(100))]);
-        let again = late(
-            &[(index_shard, entry(99))],
-            &cursors,
-            Timestamp(113_000_000),
-        );
-        assert_eq!(again, [(index_shard, entry(114))]);
     }
 }

@@ -1,48 +1,38 @@
 //! The scheduler: owns shards, each a part of one partition of the operation topics, and drives
 //! their engines.
 //!
-//! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process.
-//! Three more poll the consumers (`consumers`). One producer and one group commit (`commit`) serve
-//! all shards, so that cost does not grow with the number of partitions. The loop acquires leases
-//! by the rules of `ownership` and renews them (`lease`); a renewal also stores the checkpoint.
-//! Recoveries from the supervisor wake operations that were handed off.
+//! `waybill_scheduler_core` decides: it is the loop with the engines of all shards of this process.
+//! One thread drives it (`driver`). Three more poll the consumers (`consumers`). One producer
+//! (`dispatcher`) and one group commit serve all shards, so that cost does not grow with the number of
+//! partitions. Recoveries from the supervisor wake operations that were handed off.
 //!
-//! The invariants are documented with the code that keeps them: rows before messages in `commit`,
-//! no action after the lease has ended in `lease`, no read beyond the room in `credit`.
+//! The invariants are documented with the code that keeps them: rows before messages, and no action
+//! after the lease has ended, in `waybill_scheduler_core`; no read beyond the room in `credit`.
 
+mod acquire_error;
 mod admission;
-mod checkpoint_check;
-mod clock;
-mod commit;
 mod config;
 mod consumers;
 pub mod control;
 mod credit;
 mod decode;
 mod dispatcher;
+mod driver;
 mod foreign_state;
+mod incoming;
 mod index;
-mod input;
 mod lag;
-mod lease;
-mod linger;
-mod log_offsets;
 pub mod metrics;
 mod nonces;
-mod own;
 mod ownership;
-mod partition;
-mod scheduler_loop;
 mod spans;
-mod task;
 mod tasks;
 mod unreadable;
 mod view;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
@@ -51,31 +41,27 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 use waybill_agent::http::NamedHandler;
 use waybill_agent::{DirectAgents, DirectConfig};
+use waybill_clock::clocks;
 use waybill_engine::{EngineConfig, OwnerId, ShardId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
-use waybill_store::{Layout, ReplyKey, Store};
+use waybill_scheduler_core::{Input, LeaseTerms, LoopSettings, SchedulerLoop};
+use waybill_state::Layout;
+use waybill_store::{ReplyKey, Store};
 use waybill_telemetry::health::{Liveness, Readiness};
-
-use self::clock::Clock;
-use self::commit::Commits;
 
 pub use self::config::{IdentityError, PartitionChoice, SchedulerConfig};
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
-pub use self::own::Own;
 pub use self::ownership::begin_index;
+pub use waybill_scheduler_core::Own;
 
 use self::consumers::Consumers;
 use self::control::{ControlError, SchedulerControl, SchedulerView};
-use self::credit::Amount;
 use self::dispatcher::Dispatcher;
-use self::input::{Input, Inputs};
-use self::lease::LeaseTerms;
+use self::driver::{Candidate, Driver, DriverParts};
+use self::incoming::{Incoming, Inputs};
 use self::nonces::Nonces;
-use self::partition::Slot;
-use self::scheduler_loop::SchedulerLoop;
-use self::unreadable::UnreadableRows;
 use self::view::Views;
 
 /// The scheduler's settings.
@@ -142,12 +128,36 @@ impl SchedulerSettings {
         }
     }
 
-    /// How much may be queued between the inbox and the loop: as many replies as operations may be
-    /// in flight, and room for one to arrive while none is.
-    fn inbox_room(&self) -> Amount {
-        Amount {
-            records: self.in_flight_max.max(1),
-            bytes: self.in_flight_bytes_max.max(1),
+    /// The settings of the loop.
+    fn of_loop(&self, store_is_exclusive: bool) -> LoopSettings {
+        LoopSettings {
+            own: self.own,
+            store_is_exclusive,
+            in_flight_max: self.in_flight_max,
+            in_flight_bytes_max: self.in_flight_bytes_max,
+            read_ahead_max: self.read_ahead_max,
+            read_ahead_bytes_max: self.read_ahead_bytes_max,
+            tracked_requests_max: self.tracked_requests_max,
+            checkpoint_every: self.checkpoint_every,
+            checkpoint_records: self.checkpoint_records,
+            lease: self.terms(),
+            stuck_after: self.stuck_after,
+            skip_deleted_requests: self.skip_deleted_requests,
+            drain: self.drain,
+        }
+    }
+
+    /// The settings of the engines.
+    fn of_engines(&self) -> EngineConfig {
+        EngineConfig {
+            retention: self.retention,
+            hand_off_after: self.hand_off_after,
+            timeout_grace: self.timeout_grace,
+            fresh_for: self.fresh_for,
+            supervisor_decision_timeout: self.supervisor_decision_timeout,
+            publish_step_status: self.publish_step_status,
+            high_priority_weight: self.high_priority_weight,
+            ..EngineConfig::default()
         }
     }
 }
@@ -194,8 +204,7 @@ impl Scheduler {
         readiness: &Readiness,
         liveness: &Liveness,
     ) -> anyhow::Result<Self> {
-        let (sender, inputs) = mpsc::channel();
-        let runtime = tokio::runtime::Handle::current();
+        let (sender, incoming) = mpsc::channel();
         let SchedulerParts {
             store,
             kafka,
@@ -212,7 +221,7 @@ impl Scheduler {
             false => {
                 let answered = sender.clone();
                 let notify = move || {
-                    let _ = answered.send(Input::Answered);
+                    let _ = answered.send(Incoming::Answered);
                 };
                 let agents = DirectAgents::start(agents, agents_hold, notify);
                 Some(agents.context("cannot start the agents")?)
@@ -234,59 +243,37 @@ impl Scheduler {
         .with_agents(direct);
         let views = Views::new(readiness, liveness);
         views.relay(settings.own, &layout);
-        let engine_config = EngineConfig {
-            retention: settings.retention,
-            hand_off_after: settings.hand_off_after,
-            timeout_grace: settings.timeout_grace,
-            fresh_for: settings.fresh_for,
-            supervisor_decision_timeout: settings.supervisor_decision_timeout,
-            publish_step_status: settings.publish_step_status,
-            high_priority_weight: settings.high_priority_weight,
-            ..EngineConfig::default()
-        };
-        let own = settings.own.of(layout.scheme());
-        let slots: BTreeMap<ShardId, Slot> = own.map(|shard| (shard, Slot::new())).collect();
-        if slots.is_empty() {
-            tracing::warn!(
-                %layout,
-                "this process has no shard in the layout; waiting for another layout"
-            );
-        }
-        let scheduler_loop = SchedulerLoop {
-            engine_config: Arc::new(engine_config),
+        let owner = OwnerId(Uuid::new_v4());
+        let scheduler_loop = SchedulerLoop::new(
+            settings.of_loop(store.is_exclusive()),
+            settings.of_engines(),
             workflows,
-            owner: OwnerId(Uuid::new_v4()),
-            commits: Commits::new(
-                store.clone(),
-                runtime.clone(),
-                sender.clone(),
-                dispatcher,
-                settings.stuck_after,
-            ),
+            owner,
+            layout,
+            clocks(),
+        );
+        let parts = DriverParts {
+            own: settings.own,
             store,
-            runtime,
-            inputs,
+            runtime: tokio::runtime::Handle::current(),
+            incoming,
             sender: sender.clone(),
             consumers,
+            dispatcher,
+            candidate: Candidate {
+                owner,
+                terms: settings.terms(),
+                may_lack_state: settings.start_without_state,
+            },
             views: views.clone(),
-            unloadable: UnreadableRows::loaded(),
-            slots,
-            layout,
-            layout_asked: (Instant::now(), false),
-            layout_unread: false,
-            assigned: input::Generation::default(),
-            clock: Clock::default(),
-            first_admitted: ShardId(0),
-            stopping: None,
-            failure: None,
-            settings,
         };
+        let driver = Driver::new(scheduler_loop, parts);
         let (end, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("scheduler".to_owned())
             .spawn(move || {
                 let result =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scheduler_loop.run()));
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| driver.run()));
                 let _ = end.send(
                     result
                         .unwrap_or_else(|_| Err(anyhow::anyhow!("the scheduler's loop panicked"))),
@@ -315,7 +302,7 @@ impl Scheduler {
     pub fn stopper(&self) -> impl FnOnce() + Send + 'static {
         let sender = self.sender.clone();
         move || {
-            let _ = sender.send(Input::Shutdown);
+            let _ = sender.send(Input::Shutdown.into());
         }
     }
 
@@ -363,7 +350,7 @@ impl SchedulerControl for Control {
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.sender.send(Input::SetRunning {
+        let sent = self.sender.send(Incoming::SetRunning {
             shard,
             running,
             answer,

@@ -7,10 +7,10 @@ use waybill_engine::{
     AlertKind, ByPriority, Census, EngineStats, Offset, PartitionId, Priority, ProcessState,
     ShardId, Timestamp,
 };
+use waybill_scheduler_core::Task;
 use waybill_telemetry::{Declared, Kind, Metric};
 
 use super::lag::Lag;
-use super::task::Task;
 use crate::control::{HeldView, SchedulerView};
 
 const COMMIT_DURATION: Metric<Histogram> = Metric::new(

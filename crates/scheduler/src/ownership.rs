@@ -1,4 +1,4 @@
-//! Acquires the lease of a shard. The lease itself is in `lease`.
+//! Acquires the lease of a shard.
 //!
 //! What must hold here:
 //!
@@ -10,18 +10,16 @@
 //!   lease.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use waybill_clock::{BootTime, wall_clock};
-use waybill_engine::{OwnerId, PartitionId, ShardId, Stamp, Timestamp};
-use waybill_store::{
-    DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
-};
+use waybill_clock::{clocks, wall_clock};
+use waybill_engine::{OwnerId, PartitionId, ShardId};
+use waybill_scheduler_core::{HeldLease, LeaseTerms, remember_topics};
+use waybill_state::{DueBucket, Layout, LayoutGeneration, LeaseKey};
+use waybill_store::{Store, StoreError, takeable};
 use waybill_topology::shards;
 
-use super::checkpoint_check::remember_topics;
+use super::acquire_error::AcquireError;
 use super::foreign_state::FirstOwner;
-use super::lease::{AcquireError, HeldLease, LeaseTerms};
 
 /// Acquires the lease of a shard of a generation of `layout`. Waits for the lease of a silent owner
 /// to expire, and for the owners of the shards that it follows. Returns early only if the store
@@ -47,7 +45,7 @@ pub(super) async fn acquire(
         if current.generation() != layout.generation()
             || seen.as_ref().is_some_and(|lease| lease.is_ended)
         {
-            return Err(AcquireError::LayoutChanged);
+            return Err(waybill_scheduler_core::AcquireError::LayoutChanged.into());
         }
         let begun = match &seen {
             Some(lease) => lease.clone(),
@@ -63,17 +61,8 @@ pub(super) async fn acquire(
                 begun
             }
         };
-        let limit_before = begun.stamp_limit;
-        let row = Lease {
-            owner: Some(owner),
-            epoch: begun.epoch.next(),
-            renewal: 0,
-            duration: terms.duration,
-            stamp_limit: first_limit(limit_before, wall_clock(), terms.duration),
-            ..begun
-        };
-        let sent = BootTime::now();
-        if !store.take_lease(seen, row.clone()).await? {
+        let held = HeldLease::taking(begun, owner, terms, clocks());
+        if !store.take_lease(seen, held.row.clone()).await? {
             tracing::info!(
                 %shard,
                 "another owner took the lease first; waiting for it to be released or to expire"
@@ -81,11 +70,7 @@ pub(super) async fn acquire(
             continue;
         }
         begin_index(&*store, partition).await?;
-        return Ok(HeldLease {
-            row,
-            stamp_floor: limit_before,
-            valid_until: sent + terms.duration.saturating_sub(terms.margin),
-        });
+        return Ok(held);
     }
 }
 
@@ -98,10 +83,4 @@ pub async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), St
         Some(_) => Ok(()),
         None => store.advance_due_cursor(shard, cursor).await,
     }
-}
-
-/// The stamp limit of a new ownership: two lease durations above the old limit, which is its floor,
-/// or above the current time, whichever is later.
-fn first_limit(limit_before: Stamp, now: Timestamp, duration: Duration) -> Stamp {
-    Stamp((Timestamp(limit_before.0).max(now) + duration * 2).as_micros())
 }

@@ -8,8 +8,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use waybill_engine::{Message, OperationId, ProcessState, RowChange, StepRequest, Timestamp};
+use waybill_engine::{Message, OperationId, ProcessState, StepRequest, Timestamp};
 use waybill_messages::Topics;
+use waybill_state::RowWrite;
 use waybill_telemetry::trace::{self, OpenSpan, SpanId, SpanKind, TraceContext, TraceId, names};
 
 const SCOPE: &str = "waybill.scheduler";
@@ -24,7 +25,7 @@ pub(super) fn context_of(operation: OperationId) -> Option<String> {
 }
 
 /// The spans of a row: its operation was started, or has ended.
-pub(super) fn of_row(row: &RowChange, topics: &Topics, spans: &mut Vec<OpenSpan>) {
+pub(super) fn of_row(row: &RowWrite, topics: &Topics, spans: &mut Vec<OpenSpan>) {
     if !trace::is_on() {
         return;
     }

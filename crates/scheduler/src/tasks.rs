@@ -8,10 +8,12 @@ use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
+use waybill_scheduler_core::{Input, Panicked, StoreFailure, StoreFailureKind, Task, TaskError};
+use waybill_store::StoreError;
+use waybill_telemetry::chain;
 
-use super::input::{Input, Inputs};
+use super::incoming::Inputs;
 use super::metrics::TASK_PANICS;
-use super::task::{Panicked, Task};
 
 /// Runs `work` and sends its result, converted by `input`, to the loop.
 pub(super) fn spawn<T, E: From<Panicked>>(
@@ -26,7 +28,7 @@ pub(super) fn spawn<T, E: From<Panicked>>(
         let ended = AssertUnwindSafe(work).catch_unwind().await;
         let result = ended.unwrap_or_else(|payload| Err(E::from(report_panic(task, &*payload))));
         // The send fails only after the loop has ended.
-        let _ = sender.send(input(result));
+        let _ = sender.send(input(result).into());
     });
 }
 
@@ -52,14 +54,32 @@ pub(super) fn report_panic(task: Task, payload: &(dyn Any + Send)) -> Panicked {
     panicked
 }
 
+/// The failure of a task on the store.
+pub(super) fn failed(error: &StoreError) -> TaskError {
+    let kind = match error {
+        StoreError::Full { .. } | StoreError::Reopening { .. } => StoreFailureKind::Interrupted,
+        StoreError::Unavailable { .. } | StoreError::Unknown { .. } => StoreFailureKind::Unknown,
+        StoreError::RowTooLong { .. }
+        | StoreError::ElsewhereHeld { .. }
+        | StoreError::Schema(_)
+        | StoreError::Corrupt { .. }
+        | StoreError::Damaged(_)
+        | StoreError::Locked { .. } => StoreFailureKind::Rejected,
+    };
+    TaskError::Store(StoreFailure {
+        kind,
+        message: chain(error),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 
-    use waybill_store::Layout;
+    use waybill_state::Layout;
 
     use super::*;
-    use crate::task::TaskError;
+    use crate::incoming::Incoming;
 
     #[test]
     fn a_task_that_panics_returns_its_panic_message() {
@@ -69,7 +89,7 @@ mod tests {
             let work = async move { work() };
             spawn(runtime.handle(), &sender, Task::Layout, work, Input::Layout);
             match inputs.recv().unwrap() {
-                Input::Layout(Err(error)) => error.to_string(),
+                Incoming::Input(Input::Layout(Err(error))) => error.to_string(),
                 other => panic!("{other:?}"),
             }
         };

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use metrics::Counter;
-use waybill_store::CorruptRow;
+use waybill_state::CorruptRow;
 
 use super::metrics::{ROWS_REPLACED, ROWS_UNREADABLE};
 

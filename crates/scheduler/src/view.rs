@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{ByPriority, Offset, Priority, ShardId, Timestamp};
-use waybill_store::Layout;
+use waybill_engine::{ByPriority, EngineStats, Now, Offset, Priority, ShardId};
+use waybill_scheduler_core::{Own, SchedulerLoop, Slot, SlotState};
+use waybill_state::Layout;
 use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 
 use super::consumers::Consumers;
 use super::lag::{Lag, LagClock};
 use super::metrics::{PartitionMetrics, PriorityView, show_layout};
-use super::own::Own;
-use super::partition::{Slot, SlotState};
 use crate::control::{CheckpointView, HeldView, SchedulerState, SchedulerView};
 
 /// A loop without a heartbeat for this long counts as dead.
@@ -99,43 +98,35 @@ impl Views {
         shown.values().map(|shown| shown.view.clone()).collect()
     }
 
-    /// Copies the state of all shards, and answers callers that wait for a change.
-    pub(super) fn show(
-        &self,
-        slots: &mut BTreeMap<ShardId, Slot>,
-        consumers: &Consumers,
-        now: Timestamp,
-    ) {
+    /// Copies the state of all shards.
+    pub(super) fn show(&self, scheduler_loop: &mut SchedulerLoop, consumers: &Consumers, now: Now) {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        for (&shard, slot) in slots.iter_mut() {
-            if let Some(shown) = shown.get_mut(&shard) {
-                shown.update(slot, consumers, now);
-                let blocked = shown.why_blocked();
-                shown.show_blocked(&self.readiness, blocked);
+        shown.retain(|&shard, shown| {
+            let stats = scheduler_loop.take_stats(shard);
+            let slot = scheduler_loop.slot(shard);
+            match slot {
+                Some(slot) => {
+                    shown.update(slot, stats, consumers, now);
+                    let blocked = shown.why_blocked();
+                    shown.show_blocked(&self.readiness, blocked);
+                }
+                None => {
+                    shown.ready.withdraw();
+                    shown.show_blocked(&self.readiness, None);
+                    shown.metrics.forget();
+                }
             }
-        }
-        shown.retain(|shard, shown| {
-            let stays = slots.contains_key(shard);
-            if !stays {
-                shown.ready.withdraw();
-                shown.show_blocked(&self.readiness, None);
-                shown.metrics.forget();
-            }
-            stays
+            slot.is_some()
         });
-        drop(shown);
-        for (&shard, slot) in slots.iter_mut() {
-            slot.answer(shard);
-        }
     }
 }
 
 impl Shown {
-    fn update(&mut self, slot: &mut Slot, consumers: &Consumers, now: Timestamp) {
-        let wanted = slot.wanted;
-        if let SlotState::Owned(owned) = &slot.state {
-            let (key, partition) = (owned.lease.row.key, owned.partition());
+    fn update(&mut self, slot: &Slot, stats: Option<EngineStats>, consumers: &Consumers, now: Now) {
+        let wanted = slot.is_wanted();
+        if let SlotState::Owned(owned) = slot.state() {
+            let (key, partition) = (owned.lease().key, owned.partition());
             self.view.layout = key.generation.0;
             if self.view.partition != partition {
                 self.view.partition = partition;
@@ -144,7 +135,7 @@ impl Shown {
                 self.lag = ByPriority::default();
             }
         }
-        self.view.state = match &slot.state {
+        self.view.state = match slot.state() {
             SlotState::Owned(_) if !wanted => SchedulerState::Stopping,
             SlotState::Owned(_) => SchedulerState::Running,
             SlotState::Idle if !wanted => SchedulerState::Stopped,
@@ -161,24 +152,25 @@ impl Shown {
                 ..PriorityView::default()
             };
         }
-        self.view.reason = match &slot.state {
+        self.view.reason = match slot.state() {
             SlotState::Refused(reason) => Some(reason.clone()),
-            SlotState::Owned(owned) => owned.why_blocked(),
-            SlotState::Idle | SlotState::Acquiring => slot.dropped_for.clone(),
+            SlotState::Owned(owned) => owned.why_blocked(now.boot),
+            SlotState::Idle | SlotState::Acquiring => slot.dropped_for().map(str::to_owned),
         };
         self.metrics.forget();
-        if let SlotState::Owned(owned) = &mut slot.state {
-            let reached = owned.engine.checkpoint();
-            self.view.epoch = Some(owned.lease.row.epoch);
-            self.view.in_flight = owned.engine.in_flight().operations;
+        if let SlotState::Owned(owned) = slot.state() {
+            let engine = owned.engine();
+            let reached = engine.checkpoint();
+            self.view.epoch = Some(owned.lease().epoch);
+            self.view.in_flight = engine.in_flight().operations;
             self.view.checkpoint.replies = reached.at.replies;
             for priority in Priority::ALL {
-                let consumed = reached.consumed[priority].max(owned.lease.row.consumed[priority]);
+                let consumed = reached.consumed[priority].max(owned.lease().consumed[priority]);
                 let end = consumers.known_end(priority, owned.partition());
                 self.priorities[priority] = PriorityView {
-                    waiting: owned.engine.waiting(priority).requests,
+                    waiting: engine.waiting(priority).requests,
                     checkpoint: reached.at.on(priority.source()),
-                    held_by: owned.engine.oldest_held(priority).map(|held| HeldView {
+                    held_by: engine.oldest_held(priority).map(|held| HeldView {
                         operation: held.operation,
                         offset: held.offset,
                         since_us: held.since,
@@ -186,12 +178,12 @@ impl Shown {
                     }),
                     consumed,
                     lag: end.map_or(Lag::default(), |end| {
-                        self.lag[priority].lag(end, consumed, now)
+                        self.lag[priority].lag(end, consumed, now.wall)
                     }),
                 };
             }
-            self.metrics.count(&owned.engine.take_stats());
-            self.metrics.show_census(&owned.engine.census(), now);
+            self.metrics.count(&stats.unwrap_or_default());
+            self.metrics.show_census(&engine.census(), now.wall);
         }
         let ByPriority { normal, high } = self.priorities;
         self.view.checkpoint.requests = normal.checkpoint;
@@ -208,7 +200,7 @@ impl Shown {
         );
         self.ready.set(is_as_wanted);
         self.ready.note(self.view.reason.as_deref());
-        self.metrics.show(&self.view, &self.priorities, now);
+        self.metrics.show(&self.view, &self.priorities, now.wall);
     }
 
     /// Why a shard with a lease is not ready: it is blocked, or some of its steps are.

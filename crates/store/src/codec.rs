@@ -34,10 +34,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use waybill_engine::{Created, OperationState, ShardingScheme, Stamp, Timestamp};
 
-use crate::due::DueBucket;
-use crate::layout::{Layout, LayoutGeneration};
-use crate::lease::Lease;
 use crate::reply_key::ReplyKey;
+use crate::{DueBucket, Layout, LayoutGeneration, Lease};
 
 /// The format that this program writes, and the only one that it reads.
 const FORMAT: u8 = 1;

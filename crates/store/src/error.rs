@@ -166,15 +166,3 @@ pub enum SchemaError {
         problem: CqlProblem,
     },
 }
-
-/// A stored row that cannot be read.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the stored {what} of operation {id} cannot be read: {cause}")]
-pub struct CorruptRow {
-    /// The operation.
-    pub id: OperationId,
-    /// Which part of the row it is.
-    pub what: &'static str,
-    /// What is wrong with it.
-    pub cause: String,
-}

@@ -29,19 +29,14 @@
 //! table; due work is read from the deadline index. ([`EmbeddedStore::rows`] and [`CqlStore::rows`]
 //! read all rows, to move a whole store elsewhere.)
 
-mod attention;
 mod codec;
 mod config;
 mod cql;
 mod damage;
-mod due;
 mod embedded;
 mod error;
 mod keys;
-mod layout;
-mod lease;
 mod reply_key;
-mod row;
 mod row_codec;
 mod takeable;
 
@@ -52,25 +47,26 @@ use futures_util::future::BoxFuture;
 use waybill_engine::Stamp;
 use waybill_engine::{OperationId, PartitionId};
 
-pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
 pub use config::{ScyllaConfig, StoreConfig};
 pub use cql::{
     CqlCertificate, CqlClock, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication,
     CqlReport, CqlServer, CqlStore, CqlTls,
 };
 pub use damage::{DamageReport, DamagedPart};
-pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 pub use embedded::{
     EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, StoreEntry, WriteFailure,
 };
-pub use error::{CorruptRow, SchemaError, StoreError};
-pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
-pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
+pub use error::{SchemaError, StoreError};
 pub use reply_key::ReplyKey;
-pub use row::{KeptRow, RowRead, RowWrite, WriteBatch, Written};
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};
 pub use takeable::takeable;
+pub use waybill_state::{
+    AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, Begins, Checkpoint, CorruptRow,
+    DUE_BUCKETS_AGAIN, DueBucket, DueEntry, Followed, KeptRow, Layout, LayoutError,
+    LayoutGeneration, Lease, LeaseKey, LeaseRole, LeaseStatus, LeaseWatch, Retired, RowRead,
+    RowWrite, WriteBatch, Written,
+};
 
 /// The state store.
 ///

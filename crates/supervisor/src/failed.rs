@@ -1,25 +1,26 @@
-//! Consumes failed-operations and sends the supervisor's decision about each record to its
-//! scheduler.
+//! Drives the consumer of failed-operations: polls the topic and performs the effects of its state
+//! machine.
 //!
-//! All supervisors share the topic through one consumer group. The offset of a record is committed
-//! only once the broker has acknowledged the resulting recovery. A record that cannot be decoded
-//! goes to the dead-letter topic and holds nothing up. For records that no client can decode, a dead
-//! letter with their position does.
+//! All supervisors share the topic through one consumer group. For records that no client can
+//! decode, a dead letter has their position.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use waybill_clock::wall_clock;
-use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
+use waybill_clock::clocks;
+use waybill_engine::{FailedOperation, Offset, PartitionId};
 use waybill_kafka::{
     DamagedLog, GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef,
     TopicPartition, dead_letter, undecodable_dead_letter,
 };
-use waybill_messages::{DecodeError, SchemaId};
+use waybill_messages::DecodeError;
+use waybill_supervisor_core::failed::{Content, Effect, Event, Notice, Output, Uncommitted};
+use waybill_supervisor_core::{FailedOperations, FailedSettings};
 use waybill_telemetry::chain;
 
 use super::ask::{AskError, Asker};
@@ -34,8 +35,6 @@ const POLL_LIMITS: PollLimits = PollLimits {
     bytes: 4 * 1024 * 1024,
 };
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause before recoveries that could not be published are published again.
-const REST: Duration = Duration::from_secs(1);
 
 /// The consumer of the topic.
 #[derive(Debug)]
@@ -76,126 +75,182 @@ impl Following {
 
     fn follow(
         self,
-        mut consumer: GroupConsumer,
+        consumer: GroupConsumer,
         runtime: &Handle,
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let topic = self.parts.topics.failed_operations().to_owned();
-        let mut intake = Intake::default();
-        while !stop.is_cancelled() {
-            consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake)?;
-            if intake.is_empty() {
-                // Records that waited for a schema may belong to another supervisor by now.
-                hold(&consumer, false)?;
-                continue;
-            }
-            let decided = self.decide(&intake.records);
-            // Keeps polling while it waits for a schema: a consumer that does not poll leaves the
-            // group.
-            hold(&consumer, decided.is_err())?;
-            let Ok(Decided {
-                recoveries,
-                mut dead_letters,
-            }) = decided
-            else {
-                continue;
-            };
-            dead_letters.extend(
-                intake
-                    .undecodable
-                    .iter()
-                    .map(|(dead_letter, _)| dead_letter.clone()),
-            );
-            self.metrics.unreadable.increment(dead_letters.len() as u64);
-            let publish = async || {
-                self.asker.publish_dead_letters(&dead_letters).await?;
-                self.asker.ask(&recoveries).await
-            };
-            while let Err(error) = runtime.block_on(publish()) {
-                if !matches!(error, AskError::Stopping) {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "could not write the decisions on failed operations; retrying"
-                    );
-                }
-                let until = Instant::now() + REST;
-                while Instant::now() < until && !stop.is_cancelled() {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                if stop.is_cancelled() {
-                    consumer.close(CLOSE_TIMEOUT, &mut intake);
-                    return Ok(());
-                }
-            }
-            let next = intake.take_next();
-            let commits: Vec<(&str, PartitionId, Offset)> = next
-                .iter()
-                .map(|(partition, offset)| (topic.as_str(), *partition, *offset))
-                .collect();
-            if let Err(error) = consumer.commit(&commits) {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "could not commit offsets of failed operations; they will be read again"
-                );
-            }
-        }
-        consumer.close(CLOSE_TIMEOUT, &mut intake);
-        Ok(())
-    }
-
-    /// The recoveries for these records, or the schema that must be fetched first.
-    fn decide(&self, records: &[RawRecord]) -> Result<Decided, SchemaId> {
-        let framing = self.parts.topics.framing();
-        let supervision = Supervision {
-            name: &self.name,
-            workflows: &self.parts.workflows,
+        let mut machine = FailedOperations::new(FailedSettings {
+            name: self.name.clone(),
+            workflows: self.parts.workflows.clone(),
             timeout_grace: self.settings.timeout_grace,
+            chunk: self.asker.chunk(),
+        });
+        let mut session = Session {
+            following: &self,
+            consumer,
+            intake: Intake::default(),
+            unreadable: Vec::new(),
+            dead_letters: Vec::new(),
         };
-        let now = wall_clock();
-        let decoded: Vec<Result<FailedOperation, DecodeError>> = records
-            .iter()
-            .map(|record| framing.decode(record.value.as_deref().unwrap_or_default()))
-            .collect();
-        let mut errors = decoded.iter().filter_map(|decoded| decoded.as_ref().err());
-        if let Some(schema) = errors.find_map(DecodeError::waits_for) {
-            return Err(schema);
-        }
-        let mut recoveries = Vec::with_capacity(records.len());
-        let mut dead_letters = Vec::new();
-        for (record, decoded) in records.iter().zip(decoded) {
-            match decoded {
-                Ok(failed) => recoveries.extend(supervision.failed(&failed, now)),
-                Err(error) => {
-                    tracing::error!(
-                        partition = %record.partition,
-                        offset = %record.offset,
-                        error = &error as &dyn std::error::Error,
-                        "could not decode a record of failed-operations; sending it to the \
-                         dead-letter topic (the deadline index still has its operation)"
-                    );
-                    dead_letters.push(dead_letter(record.clone(), "supervisor", &chain(&error)));
+        let mut failure = None;
+        let mut event = Event::Started;
+        loop {
+            if stop.is_cancelled() {
+                machine.stop();
+            }
+            let output = machine.handle(event, clocks());
+            let Output { notices, effect } = output.context("the consumer of failed operations")?;
+            for notice in notices {
+                match notice {
+                    Notice::Decided { recoveries, .. } => session.decided(recoveries),
+                    Notice::PublishFailed => tracing::warn!(
+                        error = failure.as_ref().map(|error: &AskError| error as &dyn Error),
+                        "could not write the decisions on failed operations; retrying"
+                    ),
                 }
             }
+            if effect == Effect::End {
+                session.close();
+                return Ok(());
+            }
+            let performed = match effect {
+                Effect::Poll { is_paused } => Ok(session.poll(is_paused)?),
+                effect => runtime.block_on(session.perform(effect, stop)),
+            };
+            event = performed.unwrap_or_else(|error| {
+                failure = Some(error);
+                Event::Failed
+            });
         }
-        self.metrics.decided.increment(recoveries.len() as u64);
-        Ok(Decided {
-            recoveries,
-            dead_letters,
-        })
     }
 }
 
-/// What to publish for some records.
-struct Decided {
-    recoveries: Vec<Recovery>,
-    /// Records that cannot be decoded, as stored in the dead-letter topic.
+/// The consumer, and its records that are not committed.
+struct Session<'a> {
+    following: &'a Following,
+    consumer: GroupConsumer,
+    intake: Intake,
+    /// The records of the intake that cannot be decoded.
+    unreadable: Vec<(RawRecord, DecodeError)>,
+    /// The dead letters of the decision in progress.
     dead_letters: Vec<RawRecord>,
 }
 
-fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
-    consumer
-        .hold(held)
-        .context("could not pause or resume the consumer")
+impl Session<'_> {
+    fn poll(&mut self, is_paused: bool) -> anyhow::Result<Event> {
+        self.consumer
+            .hold(is_paused)
+            .context("could not pause or resume the consumer")?;
+        self.consumer
+            .poll(POLL_LIMITS, POLL_WAIT, &mut self.intake)?;
+        Ok(Event::Polled(self.uncommitted()))
+    }
+
+    /// Performs an effect other than a poll.
+    async fn perform(
+        &mut self,
+        effect: Effect,
+        stop: &CancellationToken,
+    ) -> Result<Event, AskError> {
+        let asker = &self.following.asker;
+        Ok(match effect {
+            Effect::PublishDeadLetters => {
+                asker.publish_dead_letters(&self.dead_letters).await?;
+                Event::Published
+            }
+            Effect::TakeTurn(recoveries) => Event::Turn(asker.take_turn(recoveries)),
+            Effect::Wait(time) => {
+                tokio::select! {
+                    () = tokio::time::sleep(time) => {}
+                    () = stop.cancelled() => {}
+                }
+                Event::Waited
+            }
+            Effect::Publish(recoveries) => {
+                asker.publish(&recoveries).await?;
+                Event::Published
+            }
+            Effect::Commit(next) => {
+                self.commit(&next);
+                Event::Committed
+            }
+            Effect::Poll { .. } | Effect::End => unreachable!("the caller performs it"),
+        })
+    }
+
+    /// What the records say that are not committed. Remembers those that cannot be decoded.
+    fn uncommitted(&mut self) -> Vec<Uncommitted> {
+        let framing = self.following.parts.topics.framing();
+        self.unreadable.clear();
+        let mut uncommitted = Vec::with_capacity(self.intake.records.len());
+        for record in &self.intake.records {
+            let value = record.value.as_deref().unwrap_or_default();
+            let decoded: Result<FailedOperation, DecodeError> = framing.decode(value);
+            let content = match decoded {
+                Ok(failed) => Content::Failed(Box::new(failed)),
+                Err(error) if error.waits_for().is_some() => Content::WaitsForSchema,
+                Err(error) => {
+                    self.unreadable.push((record.clone(), error));
+                    Content::Undecodable
+                }
+            };
+            uncommitted.push(Uncommitted {
+                partition: record.partition,
+                next: record.offset.next(),
+                content,
+            });
+        }
+        let runs = self.intake.undecodable.iter();
+        uncommitted.extend(runs.map(|(dead_letter, behind)| Uncommitted {
+            partition: dead_letter.partition,
+            next: *behind,
+            content: Content::Undecodable,
+        }));
+        uncommitted
+    }
+
+    /// The records were decided: logs those that cannot be decoded, and makes their dead letters.
+    fn decided(&mut self, recoveries: usize) {
+        self.dead_letters.clear();
+        for (record, error) in self.unreadable.drain(..) {
+            tracing::error!(
+                partition = %record.partition,
+                offset = %record.offset,
+                error = &error as &dyn Error,
+                "could not decode a record of failed-operations; sending it to the dead-letter \
+                 topic (the deadline index still has its operation)"
+            );
+            let cause = chain(&error);
+            self.dead_letters
+                .push(dead_letter(record, "supervisor", &cause));
+        }
+        let runs = self.intake.undecodable.iter();
+        self.dead_letters
+            .extend(runs.map(|(dead_letter, _)| dead_letter.clone()));
+        let metrics = &self.following.metrics;
+        metrics.decided.increment(recoveries as u64);
+        metrics.unreadable.increment(self.dead_letters.len() as u64);
+    }
+
+    /// Commits the offset at which each partition continues, and forgets the records.
+    fn commit(&mut self, next: &[(PartitionId, Offset)]) {
+        let topic = self.following.parts.topics.failed_operations();
+        let commits: Vec<(&str, PartitionId, Offset)> = next
+            .iter()
+            .map(|(partition, offset)| (topic, *partition, *offset))
+            .collect();
+        if let Err(error) = self.consumer.commit(&commits) {
+            tracing::warn!(
+                error = &error as &dyn Error,
+                "could not commit offsets of failed operations; they will be read again"
+            );
+        }
+        self.intake.clear();
+    }
+
+    fn close(mut self) {
+        self.consumer.close(CLOSE_TIMEOUT, &mut self.intake);
+    }
 }
 
 /// The records of one poll.
@@ -209,21 +264,15 @@ struct Intake {
 }
 
 impl Intake {
-    fn is_empty(&self) -> bool {
-        self.records.is_empty() && self.undecodable.is_empty()
+    /// Forgets the records. The client may still meet a run that no client can decode again.
+    fn clear(&mut self) {
+        self.records.clear();
+        self.undecodable.clear();
     }
 
-    /// Clears the records; returns the offset at which each partition continues.
-    fn take_next(&mut self) -> Vec<(PartitionId, Offset)> {
-        let mut next = std::collections::BTreeMap::new();
-        for record in self.records.drain(..) {
-            next.insert(record.partition, record.offset.next());
-        }
-        for (dead_letter, behind) in self.undecodable.drain(..) {
-            let next = next.entry(dead_letter.partition).or_insert(behind);
-            *next = behind.max(*next);
-        }
-        next.into_iter().collect()
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.undecodable.is_empty()
     }
 }
 
@@ -303,14 +352,13 @@ mod tests {
         assert_eq!((dead_letter.partition, dead_letter.offset), (P, Offset(7)));
         let place = dead_letter.value.as_deref().unwrap_or_default();
         assert!(String::from_utf8_lossy(place).contains("\"nextOffset\":12"));
-        assert_eq!(intake.take_next(), [(P, Offset(12))]);
+        assert_eq!(intake.undecodable[0].1, Offset(12));
+        intake.clear();
         assert!(intake.is_empty());
 
         // The client meets them again.
         assert!(intake.undecodable(&log(7), Offset(12)));
         assert!(intake.is_empty());
-        intake.records.push(record(12));
-        assert_eq!(intake.take_next(), [(P, Offset(13))]);
     }
 
     #[test]
@@ -322,8 +370,8 @@ mod tests {
             partition: P,
         };
         intake.revoked(std::slice::from_ref(&gone), false);
-        assert_eq!(intake.take_next(), []);
+        assert!(intake.is_empty());
         intake.undecodable(&log(7), Offset(12));
-        assert_eq!(intake.take_next(), [(P, Offset(12))]);
+        assert_eq!(intake.undecodable[0].1, Offset(12));
     }
 }

@@ -1,45 +1,40 @@
-//! Sweeps, counts and audits one index shard of the deadline index while its lease is held.
+//! Drives one index shard: performs the effects of its state machine on the state store and the
+//! topics, and counts and audits the index shard while it is swept.
 
+use std::convert::Infallible;
+use std::error::Error;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use anyhow::Context as _;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
-use waybill_clock::wall_clock;
-use waybill_engine::{
-    OperationId, OwnerId, PartitionId, Recovery, RecoveryVerb, Supervision, Timestamp, Workflows,
-};
-use waybill_store::{DueEntry, Store, StoreError};
+use waybill_clock::{clocks, wall_clock};
+use waybill_engine::{OwnerId, PartitionId, TopicOffsets, Workflows};
+use waybill_store::{LeaseKey, Store, StoreError};
+use waybill_supervisor_core::index_shard::{Effect, Event, Notice, Output};
+use waybill_supervisor_core::{IndexShard, IndexShardSettings, ParkedStats, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
 use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
-use super::audit::{Audit, Auditor};
-use super::lease::IndexShardLease;
+use super::audit::Auditor;
 use super::metrics::SupervisorMetrics;
-use super::parked::{Parked, ReadLock};
-use super::parked_stats::ParkedStats;
+use super::parked::{ParkedDriver, ReadLock};
 use super::reroute::Rerouter;
-use super::sweep::Sweep;
 
-/// Maximum number of entries in one read, and so of rows held at the same time.
-const PAGE_ENTRIES: usize = 500;
-/// How often a partition that is no longer in use is checked for records.
-const REROUTE_EVERY: Duration = Duration::from_secs(3);
-/// The pause after a failure.
-const REST: Duration = Duration::from_secs(1);
-
-/// Why a pass over an index shard ended early.
+/// Why an effect failed.
 #[derive(Debug, thiserror::Error)]
-enum PassError {
+enum EffectError {
     #[error("cannot sweep the deadline index")]
     Store(#[from] StoreError),
     #[error("cannot request recoveries of due operations")]
     Ask(#[from] AskError),
 }
 
-/// One index shard, swept by the holder of its lease.
+/// One index shard, and what its effects need.
 #[derive(Clone, Debug)]
-pub(super) struct IndexShard {
+pub(super) struct IndexShardDriver {
     pub(super) index_shard: PartitionId,
     pub(super) owner: OwnerId,
     pub(super) name: Arc<str>,
@@ -54,251 +49,196 @@ pub(super) struct IndexShard {
     pub(super) auditor: Arc<Auditor>,
 }
 
-impl IndexShard {
+/// What runs beside the sweep of an index shard, until it is dropped.
+type Watches = Option<BoxFuture<'static, Result<Infallible, UnexpectedEvent>>>;
+
+impl IndexShardDriver {
     /// Takes the lease, sweeps while it is held, and starts over when it is lost.
     pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        while !stop.is_cancelled() {
-            let acquiring = IndexShardLease::acquire(
-                self.store.clone(),
-                self.index_shard,
-                self.owner,
-                self.settings.lease,
-                self.settings.lease_margin,
-            );
-            let lease = tokio::select! {
-                lease = acquiring => lease,
-                () = stop.cancelled() => return Ok(()),
-            };
-            let ended = match lease {
-                Ok(lease) => self.hold(lease, &stop).await,
-                Err(error) => Err(error),
-            };
-            // The new owner of the index shard now reports its lag and its parked operations.
-            self.metrics.behind(self.index_shard, Duration::ZERO);
-            self.metrics
-                .parked(self.index_shard, wall_clock(), |_| ParkedStats::default());
-            self.metrics.unwoken(self.index_shard, 0);
-            if let Err(error) = ended {
-                self.metrics.failed_passes.increment(1);
-                tracing::warn!(index_shard = %self.index_shard, error = &error as &dyn std::error::Error, "could not keep the index shard; releasing it");
-                tokio::select! {
-                    () = tokio::time::sleep(REST) => {}
-                    () = stop.cancelled() => {}
+        let mut index_shard = IndexShard::new(self.machine_settings());
+        let mut watches: Watches = None;
+        let mut event = Event::Started;
+        let mut failure = None;
+        loop {
+            if stop.is_cancelled() {
+                index_shard.stop();
+            }
+            let output = index_shard.handle(event, clocks());
+            let Output { notices, effect } = output.context("the sweep of an index shard")?;
+            for notice in notices {
+                match notice {
+                    Notice::Began => watches = Some(self.watches()),
+                    Notice::Ended => watches = None,
+                    _ => {}
                 }
+                self.report(notice, failure.as_ref());
             }
-        }
-        Ok(())
-    }
-
-    async fn hold(
-        &self,
-        mut lease: IndexShardLease,
-        stop: &CancellationToken,
-    ) -> Result<(), StoreError> {
-        // Until the index shard has a cursor, no scheduler writes entries to it.
-        let cursor = loop {
-            if let Some(cursor) = self.store.due_cursor(self.index_shard).await? {
-                break cursor;
-            }
-            self.metrics.swept(self.index_shard);
-            tokio::select! {
-                () = tokio::time::sleep(REST.min(self.settings.lease / 4)) => {}
-                () = stop.cancelled() => return lease.release().await,
-            }
-            if !lease.keep().await? {
+            if effect == Effect::End {
                 return Ok(());
             }
-        };
-        tracing::info!(index_shard = %self.index_shard, "took the index shard");
-        let grace =
-            self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
-        let parked = Parked::new(
-            self.index_shard,
-            self.store.clone(),
-            self.partition_map.clone(),
-            self.metrics.clone(),
-            self.read_lock.clone(),
-            grace,
-        );
-        tokio::select! {
-            ended = self.sweep(Sweep::new(cursor, grace), lease, stop) => ended,
-            never = parked.keep() => match never {},
-            never = Audit::new(self.index_shard, self.auditor.clone()).keep() => match never {},
+            let result = tokio::select! {
+                result = self.perform(effect, &stop) => result,
+                () = stop.cancelled(), if index_shard.may_be_abandoned() => return Ok(()),
+                never = watch(&mut watches) => match never.context("the audit or the count of an index shard")? {},
+            };
+            event = result.unwrap_or_else(|error| {
+                failure = Some(error);
+                Event::Failed
+            });
         }
     }
 
-    /// Sweeps for as long as the lease is held.
-    async fn sweep(
+    fn machine_settings(&self) -> IndexShardSettings {
+        let settings = &self.settings;
+        IndexShardSettings {
+            index_shard: self.index_shard,
+            owner: self.owner,
+            name: self.name.clone(),
+            workflows: self.workflows.clone(),
+            timeout_grace: settings.timeout_grace,
+            lease: settings.lease,
+            lease_margin: settings.lease_margin,
+            is_store_exclusive: self.store.is_exclusive(),
+            grace: self.grace(),
+            interval: settings.interval,
+            audit_interval: settings.audit_interval,
+            chunk: self.asker.chunk(),
+        }
+    }
+
+    /// How long after its due time an entry may become visible.
+    fn grace(&self) -> Duration {
+        let settings = &self.settings;
+        settings.scheduler_lease + settings.lease_margin + settings.clock_skew
+    }
+
+    async fn perform(
         &self,
-        mut sweep: Sweep,
-        mut lease: IndexShardLease,
+        effect: Effect,
         stop: &CancellationToken,
-    ) -> Result<(), StoreError> {
-        let mut rerouted_at = Instant::now();
-        let mut behind_since = None;
-        while lease.keep().await? {
-            if rerouted_at.elapsed() >= REROUTE_EVERY {
-                rerouted_at = Instant::now();
-                if !self.reroute(&mut lease).await? {
-                    break;
+    ) -> Result<Event, EffectError> {
+        let (store, index_shard) = (&*self.store, self.index_shard);
+        Ok(match effect {
+            Effect::Wait(time) => {
+                tokio::select! {
+                    () = tokio::time::sleep(time) => {}
+                    () = stop.cancelled() => {}
                 }
+                Event::Waited
             }
-            let skips_to = sweep.may_skip_to(wall_clock());
-            behind_since = skips_to.and(behind_since.or_else(|| Some(Instant::now())));
-            // Wait before skipping: a clock that is ahead also makes the cursor look old.
-            let is_confirmed =
-                behind_since.is_some_and(|since| since.elapsed() >= self.settings.audit_interval);
-            if let Some(cursor) = skips_to.filter(|_| is_confirmed && lease.is_valid()) {
-                tracing::warn!(
-                    index_shard = %self.index_shard,
-                    behind = ?sweep.behind(wall_clock()),
-                    "the sweep skips to the last hour, because the clock was behind or no \
-                     supervisor ran for a long time; the audit finds operations that have been \
-                     due for longer"
-                );
-                self.store
-                    .advance_due_cursor(self.index_shard, cursor)
-                    .await?;
-                sweep.skip_to(cursor);
-                behind_since = None;
+            Effect::ReadLease(key) => Event::Lease(store.lease(key).await?),
+            Effect::TakeLease { seen, lease } => {
+                Event::LeaseWritten(store.take_lease(seen, lease).await?)
             }
-            let passed = self.pass(&mut sweep, &mut lease).await;
-            self.metrics
-                .behind(self.index_shard, sweep.behind(wall_clock()));
-            match passed {
-                Ok(true) if !stop.is_cancelled() && behind_since.is_none() => continue,
-                Ok(_) => {}
-                Err(PassError::Ask(AskError::Stopping)) => {}
-                Err(error) => {
-                    self.metrics.failed_passes.increment(1);
-                    tracing::warn!(
-                        index_shard = %self.index_shard,
-                        error = &error as &dyn std::error::Error,
-                        "sweep ended early; retrying"
-                    );
-                    tokio::select! {
-                        () = tokio::time::sleep(REST) => {}
-                        () = stop.cancelled() => {}
-                    }
-                }
+            Effect::RenewLease(lease) => Event::LeaseWritten(store.renew_lease(lease).await?),
+            Effect::ReadCursor => Event::Cursor(store.due_cursor(index_shard).await?),
+            Effect::ReadEntries {
+                bucket,
+                after,
+                limit,
+            } => Event::Entries(store.due(index_shard, bucket, after, limit).await?),
+            Effect::ReadRows(ids) => Event::Rows(store.get_many(ids).await?),
+            Effect::TakeTurn(recoveries) => Event::Turn(self.asker.take_turn(recoveries)),
+            Effect::Publish(recoveries) => {
+                self.asker.publish(&recoveries).await?;
+                Event::Published
             }
-            tokio::select! {
-                () = tokio::time::sleep(self.settings.interval) => {}
-                () = stop.cancelled() => return lease.release().await,
+            Effect::MoveCursor(cursor) => {
+                store.advance_due_cursor(index_shard, cursor).await?;
+                Event::CursorMoved
             }
-        }
-        tracing::warn!(index_shard = %self.index_shard, "another supervisor owns the index shard");
-        Ok(())
+            Effect::Reroute(from) => Event::Rerouted(self.reroute(from).await),
+            Effect::End => std::future::pending().await,
+        })
     }
 
-    /// Reroutes the records of the index shard's partition, if it is no longer in use. Returns
-    /// whether the lease is still held.
-    async fn reroute(&self, lease: &mut IndexShardLease) -> Result<bool, StoreError> {
-        let done = lease.rerouted();
-        let (now, sent) = self.rerouter.reroute(self.index_shard, done).await;
+    /// Reroutes the records of the index shard's partition, if it is no longer in use. Returns the
+    /// offsets reached.
+    async fn reroute(&self, from: TopicOffsets) -> TopicOffsets {
+        let (to, sent) = self.rerouter.reroute(self.index_shard, from).await;
         if let Err(error) = sent {
-            let error = &error as &dyn std::error::Error;
+            let error = &error as &dyn Error;
             tracing::warn!(index_shard = %self.index_shard, error, "could not reroute the records of a partition that is no longer in use");
         }
-        match now == done {
-            true => Ok(true),
-            false => lease.keep_rerouted(now).await,
-        }
+        to
     }
 
-    /// Reads the open buckets, sends recoveries for due entries, and moves the cursor. Returns
-    /// whether the next pass should follow immediately, because the cursor could have moved
-    /// further.
-    async fn pass(
-        &self,
-        sweep: &mut Sweep,
-        lease: &mut IndexShardLease,
-    ) -> Result<bool, PassError> {
-        for bucket in sweep.to_read(wall_clock()) {
-            let began = wall_clock();
-            let mut after = None;
-            let mut is_empty = true;
-            loop {
-                if !lease.keep().await? || !lease.is_valid() {
-                    return Ok(false);
-                }
-                let page = self
-                    .store
-                    .due(self.index_shard, bucket, after, PAGE_ENTRIES)
-                    .await?;
-                let now = wall_clock();
-                let due: Vec<DueEntry> = page
-                    .iter()
-                    .filter(|entry| sweep.is_new(bucket, entry, now))
-                    .copied()
-                    .collect();
-                self.deal_with(&due, now).await?;
-                sweep.dealt_with(bucket, &due);
-                is_empty &= page.is_empty();
-                after = page.last().copied();
-                if page.len() < PAGE_ENTRIES {
-                    break;
-                }
-            }
-            sweep.was_read(bucket, began, is_empty);
-        }
-        let mut is_behind = false;
-        if let Some(cursor) = sweep.next_cursor().filter(|_| lease.is_valid()) {
-            self.store
-                .advance_due_cursor(self.index_shard, cursor)
-                .await?;
-            is_behind = sweep.cursor_moved(cursor);
-        }
-        self.metrics.swept(self.index_shard);
-        Ok(is_behind)
-    }
-
-    async fn deal_with(&self, due: &[DueEntry], now: Timestamp) -> Result<(), PassError> {
-        if due.is_empty() {
-            return Ok(());
-        }
-        let supervision = Supervision {
-            name: &self.name,
-            workflows: &self.workflows,
-            timeout_grace: self.settings.timeout_grace,
+    /// Counts the parked operations of the index shard and audits it.
+    fn watches(&self) -> BoxFuture<'static, Result<Infallible, UnexpectedEvent>> {
+        let parked = ParkedDriver {
+            index_shard: self.index_shard,
+            store: self.store.clone(),
+            partition_map: self.partition_map.clone(),
+            metrics: self.metrics.clone(),
+            read_lock: self.read_lock.clone(),
+            grace: self.grace(),
         };
-        let ids: Vec<OperationId> = due.iter().map(|entry| entry.operation).collect();
-        let rows = self.store.get_many(ids).await?;
-        let mut recoveries: Vec<Recovery> = Vec::with_capacity(due.len());
-        for (entry, row) in due.iter().zip(rows) {
-            match row {
-                Ok(Some(row)) => {
-                    if !row.state.state.is_final() {
-                        self.metrics.overdue(now.since(entry.due));
-                    }
-                    recoveries.extend(supervision.entry_came_up(&row, entry.due, now));
-                }
-                // The row might not be visible yet, or its retention has passed. The scheduler can
-                // tell.
-                Ok(None) => recoveries.push(self.look_at(*entry, now)),
-                Err(corrupt) => {
-                    self.metrics.unreadable.increment(1);
-                    tracing::error!(
-                        operation = %entry.operation,
-                        error = &corrupt as &dyn std::error::Error,
-                        "cannot read the row of a due operation"
-                    );
-                    recoveries.push(self.look_at(*entry, now));
-                }
+        let audit = self.auditor.clone().audit(self.index_shard);
+        Box::pin(async {
+            tokio::select! {
+                never = parked.run() => never,
+                never = audit => never,
             }
-        }
-        Ok(self.asker.ask(&recoveries).await?)
+        })
     }
 
-    fn look_at(&self, entry: DueEntry, now: Timestamp) -> Recovery {
-        Recovery {
-            id: entry.operation.event_id("wake"),
-            operation: entry.operation,
-            asked_by: self.name.to_string(),
-            reason: "an index entry is due, but its row is missing or unreadable".to_owned(),
-            asked_at: now,
-            due: Some(entry.due),
-            verb: RecoveryVerb::Wake,
+    /// Logs and counts what the state machine reports.
+    fn report(&self, notice: Notice, failure: Option<&EffectError>) {
+        let (index_shard, metrics) = (self.index_shard, &self.metrics);
+        match notice {
+            Notice::TakingOver(epoch) => tracing::warn!(
+                lease = %LeaseKey::supervisor(index_shard),
+                %epoch,
+                "the owner stopped renewing its lease; taking over"
+            ),
+            Notice::Began => tracing::info!(%index_shard, "took the index shard"),
+            Notice::Ended => {
+                // The new owner of the index shard now reports its lag and its parked operations.
+                metrics.behind(index_shard, Duration::ZERO);
+                metrics.parked(index_shard, wall_clock(), |_| ParkedStats::default());
+                metrics.unwoken(index_shard, 0);
+            }
+            Notice::Failed => {
+                metrics.failed_passes.increment(1);
+                let error = failure.map(|error| match error {
+                    EffectError::Store(error) => error as &dyn Error,
+                    EffectError::Ask(error) => error as &dyn Error,
+                });
+                tracing::warn!(%index_shard, error, "could not keep the index shard; releasing it");
+            }
+            Notice::Lost => {
+                tracing::warn!(%index_shard, "another supervisor owns the index shard");
+            }
+            Notice::Swept => metrics.swept(index_shard),
+            Notice::Behind(behind) => metrics.behind(index_shard, behind),
+            Notice::PassFailed => {
+                metrics.failed_passes.increment(1);
+                let error = failure.map(|error| error as &dyn Error);
+                tracing::warn!(%index_shard, error, "sweep ended early; retrying");
+            }
+            Notice::Skipping(behind) => tracing::warn!(
+                %index_shard,
+                ?behind,
+                "the sweep skips to the last hour, because the clock was behind or no supervisor \
+                 ran for a long time; the audit finds operations that have been due for longer"
+            ),
+            Notice::Overdue(overdue) => metrics.overdue(overdue),
+            Notice::Unreadable(corrupt) => {
+                metrics.unreadable.increment(1);
+                tracing::error!(
+                    operation = %corrupt.id,
+                    error = &corrupt as &dyn Error,
+                    "cannot read the row of a due operation"
+                );
+            }
         }
+    }
+}
+
+/// Runs what runs beside the sweep.
+async fn watch(watches: &mut Watches) -> Result<Infallible, UnexpectedEvent> {
+    match watches {
+        Some(watches) => watches.await,
+        None => std::future::pending().await,
     }
 }

@@ -3,11 +3,15 @@
 //!
 //! It has two sources. The index shards of the deadline index are divided between supervisors by
 //! lease (`index_shard`). The partitions of the failed-operations topic are divided by a consumer
-//! group (`failed`). The engine's [`Supervision`](waybill_engine::Supervision) alone makes the
-//! decisions, and they travel through the recovery topic (`ask`). The owner of an index shard also
-//! reroutes the records of a partition that is no longer in use (`reroute`), counts the parked
-//! operations of the index shard (`parked`), and finds operations that nothing would wake
+//! group (`failed`). The engine's [`Supervision`](waybill_engine::Supervision) alone decides what an
+//! operation needs, and its recoveries travel through the recovery topic (`ask`). The owner of an
+//! index shard also reroutes the records of a partition that is no longer in use (`reroute`), counts
+//! the parked operations of the index shard (`parked`), and finds operations that nothing would wake
 //! (`audit`).
+//!
+//! The loops are the state machines of `waybill-supervisor-core`. The modules here are their
+//! drivers: each performs one effect at a time, passes the result back, and logs and counts what the
+//! machine reports.
 //!
 //! What must hold here:
 //!
@@ -25,12 +29,9 @@ mod audit;
 mod config;
 mod failed;
 mod index_shard;
-mod lease;
 mod metrics;
 mod parked;
-mod parked_stats;
 mod reroute;
-mod sweep;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub use self::metrics::METRICS;
 
 use self::ask::Asker;
 use self::audit::Auditor;
-use self::index_shard::IndexShard;
+use self::index_shard::IndexShardDriver;
 use self::metrics::SupervisorMetrics;
 use self::parked::ReadLock;
 use self::reroute::Rerouter;
@@ -126,7 +127,6 @@ async fn supervise(
         parts.partition_map.clone(),
         settings.recoveries_per_second_max,
         metrics.clone(),
-        stop.clone(),
     )
     .context("cannot create the supervisor's producer")?;
     let asker = Arc::new(asker);
@@ -156,7 +156,7 @@ async fn supervise(
     };
     let mut tasks = JoinSet::new();
     let mut partition_map = parts.partition_map.clone();
-    let index_shard = IndexShard {
+    let index_shard = IndexShardDriver {
         index_shard: PartitionId(0),
         owner,
         name: name.clone(),
@@ -182,7 +182,7 @@ async fn supervise(
     loop {
         let all = partition_map.all_ever();
         for &of in &all[index_shards..] {
-            let index_shard = IndexShard {
+            let index_shard = IndexShardDriver {
                 index_shard: of,
                 ..index_shard.clone()
             };

@@ -6,9 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{PartitionId, ProcessState, Recovery, Timestamp};
+use waybill_supervisor_core::ParkedStats;
 use waybill_telemetry::{Declared, Metric};
-
-use super::parked_stats::ParkedStats;
 
 const RECOVERIES: Metric<Counter, 1> = Metric::new(
     "waybill_supervisor_recoveries_total",

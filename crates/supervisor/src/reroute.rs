@@ -4,14 +4,14 @@
 //! partitioner, still writes to partitions that the partition map has dropped. The supervisor that
 //! owns an index shard reroutes the records of the partition with that number.
 //!
-//! What must hold: the lease of the index shard stores the progress, which never passes an
-//! unacknowledged record. A record that is rerouted twice still counts as one request, reply or
-//! recovery.
+//! [`Reroute`] decides what is read, and this driver performs it. A record that is rerouted twice
+//! still counts as one request, reply or recovery.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use waybill_clock::clocks;
 use waybill_engine::{KeyHash, Offset, PartitionId, Source, TopicOffsets};
 use waybill_kafka::{
     Admin, AdminError, ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError,
@@ -19,6 +19,8 @@ use waybill_kafka::{
 };
 use waybill_messages::Topics;
 use waybill_store::Retired;
+use waybill_supervisor_core::reroute::{Effect, Event, Output};
+use waybill_supervisor_core::{Reroute, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
 use super::ask::{AskError, Asker};
@@ -31,8 +33,6 @@ const LIMITS: PollLimits = PollLimits {
 };
 /// Maximum duration of one poll.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// After this long the next topic follows: the lease must be renewed, and the index shard swept.
-const READ_TIME_MAX: Duration = Duration::from_millis(500);
 /// How many partitions are rerouted concurrently, each by its own client.
 const READS_AT_ONCE: usize = 8;
 
@@ -51,6 +51,8 @@ pub(super) enum RerouteError {
     Ask(#[from] AskError),
     #[error("the thread that reads the records panicked")]
     Thread(#[from] tokio::task::JoinError),
+    #[error("the driver and the state machine disagree")]
+    Unexpected(#[from] UnexpectedEvent),
 }
 
 /// Reroutes the records of partitions that are no longer in use.
@@ -93,85 +95,117 @@ impl Rerouter {
     ) -> (TopicOffsets, Result<(), RerouteError>) {
         let layout = self.partition_map.layout();
         let retired = layout.retired().iter();
-        let times: Vec<&Retired> = retired.filter(|of| of.partition == partition).collect();
+        let times: Vec<Retired> = retired
+            .filter(|of| of.partition == partition)
+            .copied()
+            .collect();
         // Limits how many partitions are rerouted concurrently.
         let permit = self.permits.try_acquire();
-        let (mut now, mut first) = (done, Ok(()));
         if times.is_empty() || permit.is_err() {
-            return (now, first);
+            return (done, Ok(()));
         }
-        for source in Source::ALL {
-            let at = now.on_mut(source);
-            let by = Instant::now() + READ_TIME_MAX;
-            for retired in &times {
-                let sent = self.one_time(retired, source, at, by).await;
-                first = first.and(sent);
-                // This period is not finished; the next one is later.
-                if !retired.is_over(source, *at) {
-                    break;
-                }
+        let mut reroute = Reroute::new(partition, times, done);
+        let mut reading = None;
+        let mut first = Ok(());
+        let mut event = Event::Started;
+        loop {
+            let Output { closes, effect } = match reroute.handle(event, clocks()) {
+                Ok(output) => output,
+                Err(error) => return (done, first.and(Err(error.into()))),
+            };
+            if closes && let Some(reading) = reading.take() {
+                // Dropping the consumer may block on the brokers.
+                tokio::task::spawn_blocking(move || drop(reading));
             }
+            if let Effect::End(reached) = effect {
+                return (reached, first);
+            }
+            let result = self.perform(partition, effect, &mut reading).await;
+            event = result.unwrap_or_else(|error| {
+                first = std::mem::replace(&mut first, Ok(())).and(Err(error));
+                Event::Failed
+            });
         }
-        (now, first)
     }
 
-    /// Reroutes the records of one topic from `at` on, and advances `at`.
-    async fn one_time(
+    async fn perform(
         &self,
-        retired: &Retired,
-        source: Source,
-        at: &mut Offset,
-        by: Instant,
-    ) -> Result<(), RerouteError> {
-        *at = retired.from.on(source).max(*at);
-        if retired.is_over(source, *at) {
-            return Ok(());
-        }
-        let topic = self.topics.of(source);
-        let partition = retired.partition;
-        // A topic created after the partition was dropped need not have the partition.
-        let has = self.admin.topic_partitions(topic).await?;
-        if has.is_none_or(|has| partition.0 >= has) {
-            return Ok(());
-        }
-        let offsets = self.admin.offsets(topic, &[partition]).await?;
-        let Some(&(first, end)) = offsets.first() else {
-            return Ok(());
-        };
-        let end = retired.until.map_or(end, |until| end.min(until.on(source)));
-        *at = first.max(*at);
-        if *at >= end {
-            return Ok(());
-        }
-        let consumer =
-            PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("waybill-reroute"))?;
-        consumer.add(&[(topic, partition, *at)])?;
-        let consumer = Arc::new(consumer);
-        while *at < end && Instant::now() < by {
-            let reading = consumer.clone();
-            let read = tokio::task::spawn_blocking(move || read(&reading, end));
-            let (records, read_to) = read.await??;
-            let (count, partitions) = (records.len(), self.partition_map.partitions());
-            let rerouted = records.into_iter();
-            let rerouted: Vec<_> = rerouted
-                .map(|record| to_own_partition(record, partitions))
-                .collect();
-            self.asker.send_on(&rerouted, partition).await?;
-            if count > 0 {
-                self.metrics.rerouted.increment(count as u64);
-                tracing::info!(
-                    topic,
-                    %partition,
-                    count,
-                    "rerouted records that were written to a partition that is no longer in use"
-                );
+        partition: PartitionId,
+        effect: Effect,
+        reading: &mut Option<Reading>,
+    ) -> Result<Event, RerouteError> {
+        Ok(match effect {
+            Effect::ReadPartitions(source) => {
+                let topic = self.topics.of(source);
+                Event::Partitions(self.admin.topic_partitions(topic).await?)
             }
-            *at = read_to.max(*at);
+            Effect::ReadOffsets(source) => {
+                let topic = self.topics.of(source);
+                let offsets = self.admin.offsets(topic, &[partition]).await?;
+                Event::Offsets(offsets.first().copied())
+            }
+            Effect::Open(source, at) => {
+                let options = ConsumerOptions::new("waybill-reroute");
+                let consumer = PartitionConsumer::new(&self.kafka, &options)?;
+                consumer.add(&[(self.topics.of(source), partition, at)])?;
+                *reading = Some(Reading {
+                    consumer: Arc::new(consumer),
+                    source,
+                    records: Vec::new(),
+                });
+                Event::Opened
+            }
+            Effect::Read(end) => {
+                let Some(reading) = reading else {
+                    unreachable!("records are read once the consumer is open");
+                };
+                let consumer = reading.consumer.clone();
+                let read = tokio::task::spawn_blocking(move || read(&consumer, end));
+                let (records, read_to) = read.await??;
+                reading.records = records;
+                Event::Read(read_to)
+            }
+            Effect::Forward => {
+                if let Some(reading) = reading {
+                    self.forward(partition, reading).await?;
+                }
+                Event::Forwarded
+            }
+            Effect::End(_) => unreachable!("the caller returns"),
+        })
+    }
+
+    /// Forwards the records that were read to their own partitions.
+    async fn forward(
+        &self,
+        partition: PartitionId,
+        reading: &mut Reading,
+    ) -> Result<(), RerouteError> {
+        let partitions = self.partition_map.partitions();
+        let rerouted = std::mem::take(&mut reading.records).into_iter();
+        let rerouted: Vec<_> = rerouted
+            .map(|record| to_own_partition(record, partitions))
+            .collect();
+        self.asker.send_on(&rerouted, partition).await?;
+        let count = rerouted.len();
+        if count > 0 {
+            self.metrics.rerouted.increment(count as u64);
+            tracing::info!(
+                topic = self.topics.of(reading.source),
+                %partition,
+                count,
+                "rerouted records that were written to a partition that is no longer in use"
+            );
         }
-        // Dropping the consumer may block on the brokers.
-        tokio::task::spawn_blocking(move || drop(consumer));
         Ok(())
     }
+}
+
+/// The consumer of a partition that is no longer in use, and the records of its last read.
+struct Reading {
+    consumer: Arc<PartitionConsumer>,
+    source: Source,
+    records: Vec<RawRecord>,
 }
 
 /// Reads records below `end`. Returns the offset reached, at most `end`.

@@ -15,8 +15,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use waybill_clock::BootTime;
-use waybill_engine::{Outcome, StepReply, StepRequest};
+use waybill_clock::boot_clock;
+use waybill_engine::{BootTime, Outcome, StepReply, StepRequest};
 
 use super::attempt::{call_of, perform, stopping};
 use super::epochs::{Epochs, superseded};
@@ -125,7 +125,7 @@ impl<T: Send + 'static> DirectAgents<T> {
     pub fn ask(&self, requests: impl IntoIterator<Item = (T, StepRequest)>) {
         let shared = &self.shared;
         let mut touched = vec![false; shared.agents.len()];
-        let (now, boot_time) = (Instant::now(), BootTime::now());
+        let (now, boot_time) = (Instant::now(), boot_clock());
         for (from, request) in requests {
             let Some(&index) = self.by_name.get(&*request.agent) else {
                 continue;
@@ -219,7 +219,7 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
         // A handler that is always ready must not monopolize its thread.
         tokio::task::consume_budget().await;
         let bytes = work.bytes;
-        let Some(work) = shared.unless_superseded(agent, work, BootTime::now()) else {
+        let Some(work) = shared.unless_superseded(agent, work, boot_clock()) else {
             agent.queue.finished(bytes, None);
             continue;
         };

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_clock::BootTime;
-use waybill_engine::{Epoch, LayoutShard, OWNER_SUPERSEDED, Outcome, StepRequest};
+use waybill_engine::{BootTime, Epoch, LayoutShard, OWNER_SUPERSEDED, Outcome, StepRequest};
 
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::not_attempted;
@@ -70,6 +69,8 @@ pub(super) fn superseded() -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use waybill_clock::boot_clock;
+
     use super::*;
     use crate::testing::StepRequestBuilder;
 
@@ -88,7 +89,7 @@ mod tests {
 
     #[test]
     fn an_older_epoch_is_refused() {
-        let (epochs, now) = (Epochs::default(), BootTime::now());
+        let (epochs, now) = (Epochs::default(), boot_clock());
         let other = LayoutShard { layout: 2, ..SHARD };
         let is_superseded = |shard, epoch| epochs.is_superseded(&request(shard, epoch), now);
         assert!(!is_superseded(Some(SHARD), 4));
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_epoch_of_an_idle_shard_is_forgotten() {
-        let (epochs, now) = (Epochs::default(), BootTime::now());
+        let (epochs, now) = (Epochs::default(), boot_clock());
         assert!(!epochs.is_superseded(&request(Some(SHARD), 50), now));
         let later = now + REMEMBERED - Duration::from_secs(1);
         assert!(epochs.is_superseded(&request(Some(SHARD), 2), later));
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_number_of_remembered_shards_is_bounded() {
-        let (epochs, now) = (Epochs::default(), BootTime::now());
+        let (epochs, now) = (Epochs::default(), boot_clock());
         for number in 0..=u32::try_from(SHARDS_MAX).unwrap() {
             let shard = LayoutShard { number, ..SHARD };
             assert!(!epochs.is_superseded(&request(Some(shard), 1), now));

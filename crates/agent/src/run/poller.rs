@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use waybill_clock::BootTime;
+use waybill_clock::boot_clock;
 use waybill_engine::{Offset, Outcome, PartitionId, StepReply};
 use waybill_kafka::{GroupConsumer, GroupOptions, PollLimits};
 use waybill_messages::Framing;
@@ -353,7 +353,7 @@ impl Shared {
         call: &StepCall,
         source: Source,
     ) -> bool {
-        let is_superseded = self.epochs.is_superseded(&call.request, BootTime::now());
+        let is_superseded = self.epochs.is_superseded(&call.request, boot_clock());
         if is_superseded {
             agent.metrics.superseded.increment(1);
             self.answer(agent, call, superseded(), source);

@@ -18,7 +18,7 @@ mod read;
 mod states;
 mod summary;
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -183,10 +183,8 @@ impl Ledger {
             .truncate(false)
             .open(&path)
             .map_err(file_error)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(LedgerError::InUse { path }),
-            Err(TryLockError::Error(source)) => return Err(file_error(source)),
+        if !waybill_disk::lock(&file).map_err(file_error)? {
+            return Err(LedgerError::InUse { path });
         }
         let (index, end) = read_index(&file, &path)?;
         file.set_len(end).map_err(file_error)?;

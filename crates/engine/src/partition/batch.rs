@@ -24,7 +24,7 @@ pub(super) struct OpenBatch {
     /// Messages that belong to no operation in memory.
     pub(super) sends: Vec<Message>,
     /// Operations with unreadable rows, which need an entry in the deadline index.
-    pub(super) reminders: Vec<OperationId>,
+    pub(super) reminders: Vec<(OperationId, Timestamp)>,
     /// The records that are done when it settles.
     pub(super) done: Done,
     /// Operations that leave memory, or at least release their request, when it settles.
@@ -158,8 +158,8 @@ impl PartitionEngine {
         for id in open.changed {
             self.add_commands(id, now, &mut commands);
         }
-        for operation in open.reminders {
-            let due = index_at(now + self.config.unreadable_again, now);
+        for (operation, at) in open.reminders {
+            let due = index_at(at, now, None);
             commands.index.push(Command::Index { due, operation });
         }
         commands
@@ -195,7 +195,7 @@ impl PartitionEngine {
             && resident.state.handed_off
             && !is_final
         {
-            let at = index_at(due, now);
+            let at = index_at(due, now, resident.came_up);
             let leaves = resident.leaving.is_some();
             if leaves {
                 resident.state.next_due = Some(at);

@@ -13,7 +13,7 @@ use crate::id::{Offset, OperationId};
 use crate::operation::OperationRow;
 use crate::operation::StepError;
 use crate::partition::messages;
-use crate::partition::resident::ResidentOperation;
+use crate::partition::resident::{ResidentOperation, index_at};
 use crate::partition::{BACK_MIN, Entry, PartitionEngine};
 use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};
@@ -66,11 +66,11 @@ pub(super) enum ForRow {
 }
 
 impl ForRow {
-    /// Whether it comes from an entry of the deadline index at this instant, or later.
-    fn is_of_entry_at(&self, at: Timestamp) -> bool {
+    /// The instant of the entry of the deadline index that it comes from.
+    fn entry(&self) -> Option<Timestamp> {
         match self {
-            Self::Recovery { recovery, .. } => recovery.due.is_some_and(|due| due >= at),
-            Self::Request { .. } | Self::Refused { .. } | Self::Reply { .. } => false,
+            Self::Recovery { recovery, .. } => recovery.due,
+            Self::Request { .. } | Self::Refused { .. } | Self::Reply { .. } => None,
         }
     }
 
@@ -153,13 +153,12 @@ impl PartitionEngine {
             return;
         };
         self.stats.unloadable += 1;
-        let reminded = self.unreadable.again_at(id).is_some_and(|again| {
-            let mut waiting = loading.waiting.iter();
-            // By another process's clock the entry may be due already.
-            again > now && !waiting.any(|event| event.is_of_entry_at(again))
-        });
+        let came_up = loading.waiting.iter().filter_map(ForRow::entry).max();
+        // By another process's clock the entry may be due already.
+        let stands = |again: Timestamp| again > now && came_up.is_none_or(|due| due < again);
+        let reminded = self.unreadable.again_at(id).is_some_and(stands);
+        let again_at = index_at(now + self.config.unreadable_again, now, came_up);
         if !reminded {
-            let again_at = now + self.config.unreadable_again;
             self.unreadable.remember(id, again_at);
         }
         self.release_waiting(id, loading.waiting);
@@ -173,7 +172,7 @@ impl PartitionEngine {
         self.open
             .sends
             .push(messages::unloadable_alert(id, error, now));
-        self.open.reminders.push(id);
+        self.open.reminders.push((id, again_at));
     }
 
     /// Marks the events that wait for an unreadable row as done, and keeps only replies.

@@ -73,6 +73,8 @@ pub(super) struct ResidentOperation {
     pub(super) held: Option<(Priority, Offset)>,
     /// The instant of its entry in the deadline index, if that did not come up yet.
     pub(super) indexed: Option<Timestamp>,
+    /// The latest instant of an entry that came up.
+    pub(super) came_up: Option<Timestamp>,
     /// The instant of its valid entry in the timers.
     pub(super) armed: Option<Timestamp>,
     /// An attempt is overdue, but its reply may still be unread.
@@ -213,6 +215,7 @@ impl ResidentOperation {
             since: now,
             held: None,
             indexed: None,
+            came_up: None,
             armed: None,
             held_back: false,
             leaving: None,
@@ -359,6 +362,7 @@ impl ResidentOperation {
     /// An entry of the deadline index came up. A live operation needs another one, even if its row
     /// shows no hand-off: the checkpoint may have passed its request while the row was unreadable.
     pub(super) fn index_entry_came_up(&mut self, due: Timestamp, cx: &mut OperationCx<'_>) {
+        self.came_up = self.came_up.max(Some(due));
         let another_stands = self.indexed.is_some_and(|indexed| indexed > due);
         if self.state.state.is_final() || another_stands {
             return;
@@ -493,8 +497,11 @@ fn weight(created: &Created, state: &OperationState) -> usize {
 }
 
 /// The instant of the index entry for an operation that is due at `due`: never so near that its
-/// bucket may have been swept before the entry is durable.
-pub(super) fn index_at(due: Timestamp, now: Timestamp) -> Timestamp {
+/// bucket may have been swept before the entry is durable. It is also later than any entry that came
+/// up: the clock of a supervisor may be ahead, and a sweep passes over an entry that it has dealt
+/// with.
+pub(super) fn index_at(due: Timestamp, now: Timestamp, came_up: Option<Timestamp>) -> Timestamp {
     const INDEX_LEAD: Duration = Duration::from_secs(1);
-    due.max(now + INDEX_LEAD)
+    let after = came_up.map_or(now, |came_up| came_up.max(now));
+    due.max(after + INDEX_LEAD)
 }

@@ -394,6 +394,28 @@ fn a_wake_up_of_a_resident_operation_writes_a_new_entry() {
     assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(2));
 }
 
+/// A supervisor whose clock is ahead passes over an entry that it has dealt with.
+#[test]
+fn an_entry_that_came_up_too_early_is_followed_by_a_later_one() {
+    let mut fixture = handed_off();
+    fixture.now = T0 + ms(6_000);
+    fixture.hint(T0 + ms(10_500), id(1));
+    fixture.load();
+    assert_eq!(summary(&fixture.round())[0], "index 11500");
+    fixture.pass(ms(2_000));
+    fixture.hint(T0 + ms(11_500), id(1));
+    assert_eq!(summary(&fixture.round())[0], "index 12500");
+    fixture.pass(ms(3_000));
+    assert_eq!(
+        summary(&fixture.round()),
+        [
+            "index 12500",
+            "row Processing free handed-off due 12500 a:TimedOut#1!1 b:NotStarted",
+        ],
+        "and it leaves with that entry"
+    );
+}
+
 #[test]
 fn a_wake_up_of_an_unknown_or_final_operation_is_settled() {
     let mut fixture = Fixture::new();

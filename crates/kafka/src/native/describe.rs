@@ -22,8 +22,8 @@ use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use waybill_engine::PartitionId;
 
+use crate::TopicId;
 use crate::partition::partition_number;
-use crate::topic_id::TopicId;
 
 /// How much longer than the request's timeout to wait for librdkafka's answer: it always answers.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);

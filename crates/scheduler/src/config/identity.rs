@@ -14,7 +14,7 @@ use waybill_config::Environment;
 use waybill_engine::{ShardId, ShardingScheme};
 
 use super::SchedulerConfig;
-use crate::own::Own;
+use crate::Own;
 
 /// The label `apps.kubernetes.io/pod-index`, provided by the downward API.
 const POD_INDEX: &str = "POD_INDEX";

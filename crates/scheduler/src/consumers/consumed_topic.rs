@@ -11,9 +11,9 @@ use waybill_engine::{
 use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
 use waybill_kafka::{UNDECODABLE, fingerprint};
 use waybill_messages::{SchemaId, undecodable};
+use waybill_scheduler_core::{Arrived, Generation, LostCause};
 
 use crate::decode::Decoder;
-use crate::input::{Arrived, Generation, LostCause};
 
 /// A partition in the polling thread: read once, for all shards of this process that share it.
 pub(super) struct Assigned {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{ErrorCode, PartitionConsumer};
+use waybill_scheduler_core::LogEnds;
 use waybill_telemetry::chain;
 
-use crate::lease::AcquireError;
-use crate::log_offsets::LogEnds;
+use crate::acquire_error::AcquireError;
 
 /// Broker timeout for reading the end of a log and the ID of its topic.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);

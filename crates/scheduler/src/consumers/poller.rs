@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use waybill_engine::{Event, KeyHash, Offset, PartitionId, ShardFilter, ShardId, Source};
 use waybill_kafka::fingerprint;
 use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
+use waybill_scheduler_core::{Amount, Arrived, Generation, Input, LostCause};
 use waybill_telemetry::chain;
 
 use crate::consumers::consumed_topic::{
     Assigned, ConsumedTopic, Reading, Until, Verified, WaitsAt,
 };
-use crate::credit::{Amount, Credit};
+use crate::credit::Credit;
 use crate::decode::Decoder;
-use crate::input::{Arrived, Generation, Input, Inputs, LostCause};
+use crate::incoming::{Incoming, Inputs};
 
 /// Maximum amount of one poll.
 const POLL_MAX: Amount = Amount {
@@ -301,7 +302,7 @@ impl Poller {
             self.read_to(&topic, partition, end, &mut records);
         }
         if !records.is_empty() {
-            self.send(Input::Records {
+            self.send(Incoming::Records {
                 source: self.consumed_topics[0].source,
                 amount: Amount {
                     records: taken,
@@ -510,7 +511,10 @@ impl Poller {
         if !records.is_empty() {
             log.log_passed_over(next);
         }
-        inputs.push(Input::Records {
+        for input in inputs {
+            self.send(input);
+        }
+        self.send(Incoming::Records {
             source: self.consumed_topics[0].source,
             amount: Amount {
                 records: 0,
@@ -518,9 +522,6 @@ impl Poller {
             },
             records,
         });
-        for input in inputs {
-            self.send(input);
-        }
         let at = [(log.topic.as_str(), log.partition, next)];
         if let Err(error) = self.consumer.add(&at) {
             let cause = LostCause::Client(error.to_string());
@@ -549,8 +550,8 @@ impl Poller {
     }
 
     /// Fails only when the loop has ended, which then orders this thread to stop.
-    fn send(&self, input: Input) {
-        let _ = self.sender.send(input);
+    fn send(&self, input: impl Into<Incoming>) {
+        let _ = self.sender.send(input.into());
     }
 }
 

@@ -14,11 +14,12 @@ use waybill_engine::{
     WorkflowDefinition,
 };
 use waybill_messages::VALUE_BYTES_MAX;
+use waybill_scheduler_core::Generation;
 use waybill_store::ReplyKey;
 
 use super::*;
 use crate::Own;
-use crate::input::{Generation, Input, Inputs};
+use crate::incoming::{Incoming, Inputs};
 
 /// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -28,7 +29,7 @@ struct Fixture {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
     dispatcher: Dispatcher,
-    inputs: Receiver<Input>,
+    inputs: Receiver<Incoming>,
 }
 
 fn nonces() -> Nonces {
@@ -88,14 +89,16 @@ impl Fixture {
 
     /// Sends messages and waits until all are settled.
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
-        self.dispatcher.send(7, asker(), messages.into());
+        let valid_until = boot_clock() + PATIENCE;
+        self.dispatcher
+            .send(SendNumber(7), asker(), messages.into(), valid_until);
         assert_eq!(self.settled(), Ok(()));
     }
 
     /// The result of the messages that were sent under number 7, once it is known.
-    fn settled(&self) -> Result<(), String> {
+    fn settled(&self) -> Result<(), Undelivered> {
         let settled = self.dispatcher.settled.1.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(settled.number, 7);
+        assert_eq!(settled.number, SendNumber(7));
         settled.result
     }
 
@@ -244,9 +247,9 @@ fn a_step_without_its_partition_is_not_attempted_and_blocks_no_other() {
     let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
     for (there, missing) in &steps {
         fixture.send([missing.clone(), there.clone()].map(Message::Step));
-        let Ok(Input::Unsent {
+        let Ok(Incoming::Input(Input::Unsent {
             asker, reply, why, ..
-        }) = fixture.inputs.recv_timeout(PATIENCE)
+        })) = fixture.inputs.recv_timeout(PATIENCE)
         else {
             panic!("the loop gets no report");
         };
@@ -278,15 +281,18 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
             in_flight_max: 10,
             in_flight_bytes_max: 1_000_000,
         };
-        let notify = move || inputs.send(Input::Answered).unwrap();
+        let notify = move || inputs.send(Incoming::Answered).unwrap();
         Some(DirectAgents::start(agents, roomy, notify).unwrap())
     });
     let (here, mut there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
-    fixture.dispatcher.send(7, asker(), asked.into());
+    let valid_until = boot_clock() + PATIENCE;
+    fixture
+        .dispatcher
+        .send(SendNumber(7), asker(), asked.into(), valid_until);
     assert_eq!(fixture.settled(), Ok(()));
     let answered = fixture.inputs.recv_timeout(PATIENCE).unwrap();
-    assert!(matches!(answered, Input::Answered), "{answered:?}");
+    assert!(matches!(answered, Incoming::Answered), "{answered:?}");
     let answers = fixture.dispatcher.answers();
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();
@@ -307,4 +313,32 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     };
     assert_eq!(replies, [proven]);
     assert_eq!(nonces().verify(&replies[0]), Ok(()));
+}
+
+#[test]
+fn nothing_is_sent_after_the_lease_has_ended() {
+    let mut fixture = Fixture::new();
+    let there = request("elsewhere");
+    let messages = vec![Message::Step(there)];
+    fixture
+        .dispatcher
+        .send(SendNumber(7), asker(), messages, boot_clock());
+    assert_eq!(fixture.settled(), Err(Undelivered::LeaseEnded));
+    fixture.dispatcher.producer.flush(PATIENCE).unwrap();
+    let elsewhere = fixture.topics.step_requests("elsewhere");
+    assert!(fixture.values::<StepRequest>(&elsewhere).is_empty());
+}
+
+#[test]
+fn a_message_is_refused_if_the_lease_ended_while_those_before_it_waited() {
+    let mut fixture = Fixture::new();
+    fixture.dispatcher.lease_ends = Some(Instant::now());
+    let (sender, settled) = mpsc::channel();
+    let settlement = Settlement::new(1, move |result| sender.send(result.is_ok()).unwrap());
+    let elsewhere = fixture.topics.step_requests("elsewhere");
+    let record = OutRecord::new(&elsewhere, PartitionId(0), b"key", b"value");
+    fixture.dispatcher.enqueue(&record, &settlement);
+    assert_eq!(settled.recv_timeout(PATIENCE), Ok(false));
+    fixture.dispatcher.producer.flush(PATIENCE).unwrap();
+    assert!(fixture.values::<StepRequest>(&elsewhere).is_empty());
 }

@@ -11,7 +11,7 @@ use waybill_engine::{
 };
 
 use super::*;
-use crate::lease::{Checkpoint, LeaseKey};
+use crate::{Checkpoint, LeaseKey};
 
 fn sample_created() -> Created {
     Created {

@@ -9,8 +9,8 @@
 //! may stay longer: while the store is closed, no retention passes.
 
 use fjall::{Database, Keyspace, OwnedWriteBatch};
-use waybill_clock::{BootTime, wall_clock};
-use waybill_engine::Timestamp;
+use waybill_clock::{boot_clock, wall_clock};
+use waybill_engine::{BootTime, Timestamp};
 
 use super::damage::{self, Damages};
 use super::tables::{Tables, failed};
@@ -59,7 +59,7 @@ impl Retention {
         };
         let retention = Self {
             began,
-            opened: BootTime::now(),
+            opened: boot_clock(),
         };
         if !is_saved {
             let mut batch = db.batch();
@@ -73,7 +73,7 @@ impl Retention {
 
     /// The time now.
     pub(super) fn now(&self) -> Timestamp {
-        self.began + self.opened.elapsed()
+        self.began + boot_clock().since(self.opened)
     }
 
     /// Saves the time without a sync: a lost save makes rows stay longer.

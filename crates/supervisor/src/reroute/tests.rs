@@ -2,7 +2,6 @@
 
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 use waybill_engine::{OperationId, partition_for};
 use waybill_kafka::{OutRecord, Producer, ProducerOptions, Settlement};
@@ -60,7 +59,6 @@ impl Fixture {
             partition_map.clone(),
             1_000,
             metrics.clone(),
-            CancellationToken::new(),
         );
         let asker = Arc::new(asker.unwrap());
         let rerouter = Rerouter::new(&kafka, &topics, partition_map, asker, metrics);

@@ -38,7 +38,7 @@ impl Schemas for Registry {
 fn poller(
     cluster: &MockCluster<'_, impl rdkafka::producer::ProducerContext>,
     registry: &Arc<Registry>,
-) -> (Poller, Receiver<Input>) {
+) -> (Poller, Receiver<Incoming>) {
     let kafka = KafkaSettings::new(cluster.bootstrap_servers());
     let consumer = PartitionConsumer::new(&kafka, &ConsumerOptions::new("test")).unwrap();
     let nonces = Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]));
@@ -73,7 +73,7 @@ fn poller(
 }
 
 /// Polls until the loop has received something or the partition waits. Returns what it received.
-fn poll(poller: &mut Poller, inputs: &Receiver<Input>) -> Vec<Input> {
+fn poll(poller: &mut Poller, inputs: &Receiver<Incoming>) -> Vec<Incoming> {
     let deadline = Instant::now() + LONG;
     loop {
         assert!(Instant::now() < deadline, "nothing came");
@@ -123,8 +123,8 @@ fn a_record_that_waits_for_its_schema_is_read_before_the_damage_after_it() {
     while blocked.is_none() && records.len() < 2 {
         for input in poll(&mut poller, &inputs) {
             match input {
-                Input::Records { records: more, .. } => records.extend(more),
-                Input::Blocked { why: Some(why), .. } => blocked = Some(why),
+                Incoming::Records { records: more, .. } => records.extend(more),
+                Incoming::Input(Input::Blocked { why: Some(why), .. }) => blocked = Some(why),
                 other => panic!("{other:?}"),
             }
         }

@@ -1,0 +1,263 @@
+//! The state store and the logs, which survive every process.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use waybill_engine::{
+    ByPriority, Epoch, FailedOperation, KeyHash, OperationId, OperationRow, PartitionId, Priority,
+    Recovery, RowChange, ShardHandover, ShardId, ShardingScheme, Source, Stamp, StepReply,
+    Timestamp, TopicOffsets,
+};
+use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
+
+use crate::scheduler::offset;
+use crate::supervisor_calls::Assignment;
+use crate::workload::Record;
+
+/// How long an owner may act after it has sent a renewal.
+pub const LEASE_MICROS: u64 = 1_000_000;
+/// The allowance of owners and candidates for delay.
+pub const LEASE_MARGIN_MICROS: u64 = 100_000;
+
+/// The offsets up to which the logs of a partition were read and done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Checkpoint(pub TopicOffsets);
+
+impl Checkpoint {
+    /// Builds a checkpoint from the offset of each log.
+    pub fn of(at: impl Fn(Source) -> usize) -> Self {
+        let mut offsets = TopicOffsets::default();
+        for source in Source::ALL {
+            *offsets.on_mut(source) = offset(at(source));
+        }
+        Self(offsets)
+    }
+
+    /// The offset in one of the logs.
+    pub fn on(&self, source: Source) -> usize {
+        usize::try_from(self.0.on(source).0).unwrap()
+    }
+}
+
+/// The key of a lease: the generation of the layout, and the shard.
+pub type LeaseKey = (usize, ShardId);
+
+/// The lease row of a shard.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Lease {
+    pub owner: usize,
+    pub epoch: Epoch,
+    pub stamp_limit: Stamp,
+    pub checkpoint: Checkpoint,
+    /// When it was last written.
+    pub changed_at: Timestamp,
+    /// Its owner has released it.
+    pub is_free: bool,
+    /// A shard of the next layout has ended it for good.
+    pub is_ended: bool,
+    /// The records beyond its checkpoint that the shards it follows have done.
+    pub handover: ShardHandover,
+}
+
+/// A row that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spoilt;
+
+/// The result of a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Written {
+    Stands,
+    /// The stored row has a higher stamp.
+    Fenced,
+    /// The stored row has the same stamp.
+    Clash,
+}
+
+/// The logs of one partition, and its part of the deadline index.
+#[derive(Debug, Default)]
+pub struct PartitionLogs {
+    pub requests: ByPriority<Vec<Record>>,
+    /// `None` at the position of a transaction's marker.
+    pub replies: Vec<Option<Rc<StepReply>>>,
+    pub recoveries: Vec<Rc<Recovery>>,
+    pub failed: Vec<Rc<FailedOperation>>,
+    /// The offset up to which supervisors have consumed `failed`, as far as is known.
+    pub failed_next: usize,
+    /// The member of the consumer group that `failed` belongs to.
+    pub failed_reader: Assignment,
+    /// The deadline index: its entries, and whether a sweep is certain to find each, because its
+    /// bucket was not behind the cursor when it was written.
+    index: BTreeMap<DueEntry, bool>,
+    /// Buckets before this were swept; `None` before the first owner has started.
+    pub cursor: Option<DueBucket>,
+    /// The lease of the supervisor that sweeps them.
+    pub sweeper: Option<waybill_state::Lease>,
+}
+
+#[derive(Debug, Default)]
+pub struct Store {
+    pub logs: Vec<PartitionLogs>,
+    /// The sharding scheme of every generation; the last one is current.
+    pub layouts: Vec<ShardingScheme>,
+    pub leases: BTreeMap<LeaseKey, Lease>,
+    rows: Vec<Row>,
+    pub attention: Vec<OperationId>,
+    /// Rows that cannot be read until this time, or until they are written.
+    pub spoilt: BTreeMap<OperationId, Timestamp>,
+}
+
+#[derive(Debug)]
+struct Row {
+    row: OperationRow,
+    /// The immutable columns have their own stamp.
+    created: Stamp,
+}
+
+impl PartitionLogs {
+    /// The number of records in a log.
+    pub fn len(&self, source: Source) -> usize {
+        match source {
+            Source::Requests => self.requests[Priority::Normal].len(),
+            Source::HighPriority => self.requests[Priority::High].len(),
+            Source::Replies => self.replies.len(),
+            Source::Recoveries => self.recoveries.len(),
+        }
+    }
+
+    /// Adds an entry to the deadline index.
+    pub fn add_entry(&mut self, entry: DueEntry) {
+        let is_certain = !self.is_behind(&entry);
+        *self.index.entry(entry).or_default() |= is_certain;
+    }
+
+    /// Whether the sweep has passed an entry's bucket.
+    pub fn is_behind(&self, entry: &DueEntry) -> bool {
+        self.cursor
+            .is_some_and(|cursor| DueBucket::of(entry.due) < cursor)
+    }
+
+    /// The entries of a bucket, in order.
+    pub fn entries(&self, bucket: DueBucket) -> impl Iterator<Item = DueEntry> {
+        let first = DueEntry {
+            due: bucket.start(),
+            operation: OperationId(uuid::Uuid::nil()),
+        };
+        let entries = self.index.range(first..).map(|(entry, _)| *entry);
+        entries.take_while(move |entry| entry.due < bucket.end())
+    }
+
+    /// The entries of the buckets before `before` that were written in time to be found.
+    pub fn certain_entries_before(&self, before: DueBucket) -> impl Iterator<Item = DueEntry> {
+        let entries = self.index.iter();
+        let before = entries.take_while(move |(entry, _)| DueBucket::of(entry.due) < before);
+        before.filter_map(|(entry, is_certain)| is_certain.then_some(*entry))
+    }
+
+    /// Removes the entries that no sweep reads again.
+    pub fn forget_entries(&mut self) {
+        let Some(cursor) = self.cursor else {
+            return;
+        };
+        let kept = DueBucket(cursor.0 - DUE_BUCKETS_AGAIN);
+        self.index
+            .retain(|entry, _| DueBucket::of(entry.due) >= kept);
+    }
+
+    /// Whether a sweep is certain to find an entry of an operation.
+    pub fn will_find(&self, id: OperationId) -> bool {
+        let mut entries = self.index.iter();
+        entries.any(|(entry, is_certain)| *is_certain && entry.operation == id)
+    }
+
+    /// Whether a sweep has not passed an entry of an operation.
+    pub fn will_wake(&self, id: OperationId) -> bool {
+        let mut entries = self.index.keys();
+        entries.any(|entry| entry.operation == id && !self.is_behind(entry))
+    }
+}
+
+impl Store {
+    pub fn row(&self, id: OperationId) -> Option<&OperationRow> {
+        let mut rows = self.rows.iter();
+        rows.find(|stored| stored.row.id == id)
+            .map(|stored| &stored.row)
+    }
+
+    /// The current sharding scheme, and its generation.
+    pub fn layout(&self) -> (usize, ShardingScheme) {
+        let generation = self.layouts.len() - 1;
+        (generation, self.layouts[generation])
+    }
+
+    /// The offsets up to which the records with a key are done on a partition's logs, by any shard.
+    pub fn reached(&self, partition: usize, key: KeyHash) -> Checkpoint {
+        let partition = PartitionId(u32::try_from(partition).unwrap());
+        let newest = self.layouts.iter().enumerate().rev();
+        let mut newest = newest.filter_map(|(generation, scheme)| {
+            self.leases.get(&(generation, scheme.taker(partition, key)))
+        });
+        let Some(lease) = newest.next() else {
+            return Checkpoint::default();
+        };
+        Checkpoint::of(|source| {
+            let mut at = lease.checkpoint.on(source);
+            while lease.handover.had_done(source, offset(at), key) {
+                at += 1;
+            }
+            at
+        })
+    }
+
+    /// The same offsets for an operation.
+    pub fn reached_of(&self, partition: usize, id: OperationId) -> Checkpoint {
+        self.reached(partition, KeyHash::of(&id.key()))
+    }
+
+    /// Reads a row as the processes do.
+    pub fn read(&self, id: OperationId, now: Timestamp) -> Result<Option<&OperationRow>, Spoilt> {
+        match self.spoilt.get(&id) {
+            Some(until) if *until > now => Err(Spoilt),
+            Some(_) | None => Ok(self.row(id)),
+        }
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = &OperationRow> {
+        self.rows.iter().map(|stored| &stored.row)
+    }
+
+    /// Writes a row, unless the stored one has a higher stamp.
+    pub fn write(&mut self, change: RowChange, ignore_stamps: bool) -> Written {
+        let Some(stored) = self
+            .rows
+            .iter_mut()
+            .find(|stored| stored.row.id == change.id)
+        else {
+            self.rows.push(Row {
+                created: change.stamp,
+                row: OperationRow {
+                    id: change.id,
+                    created: change.created.expect("the first write has all columns"),
+                    state: change.state,
+                    stamp: change.stamp,
+                },
+            });
+            return Written::Stands;
+        };
+        if let Some(created) = change.created
+            && stored.created < change.stamp
+        {
+            stored.created = change.stamp;
+            stored.row.created = created;
+        }
+        if stored.row.stamp == change.stamp {
+            return Written::Clash;
+        }
+        if stored.row.stamp > change.stamp && !ignore_stamps {
+            return Written::Fenced;
+        }
+        stored.row.stamp = change.stamp;
+        stored.row.state = change.state;
+        self.spoilt.remove(&change.id);
+        Written::Stands
+    }
+}
