@@ -168,7 +168,8 @@ impl LogFile {
     pub(crate) fn rewrite(&self, disk: &dyn Disk, from: u64, to: u64) -> io::Result<()> {
         // A file that is open for appending ignores positions.
         let writer = disk.open(&self.path, Open::Write)?;
-        let mut buffer = vec![0; REWRITE_BYTES];
+        let bytes = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
+        let mut buffer = vec![0; bytes.min(REWRITE_BYTES)];
         let mut position = from;
         while position < to {
             let left = usize::try_from(to - position).unwrap_or(usize::MAX);

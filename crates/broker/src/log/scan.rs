@@ -69,7 +69,7 @@ pub(super) fn walk(
     mut each: impl FnMut(&BatchHeader),
 ) -> io::Result<Boundary> {
     let mut at = start;
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = buffer_for(start.position, end);
     // The part of `buffer` that holds the file's bytes from `at` on.
     let (mut from, mut filled) = (0, 0);
     loop {
@@ -112,6 +112,12 @@ pub(super) fn walk(
         }
         filled += read;
     }
+}
+
+/// A buffer for the bytes from `from` to `end`, or for a part of them.
+fn buffer_for(from: u64, end: u64) -> Vec<u8> {
+    let bytes = usize::try_from(end.saturating_sub(from)).unwrap_or(usize::MAX);
+    vec![0; bytes.min(READ_BYTES)]
 }
 
 /// A batch that was found after damaged bytes.
@@ -157,7 +163,7 @@ fn search(
     offsets: &Range<i64>,
     mut budget: Option<u64>,
 ) -> io::Result<Option<Found>> {
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = buffer_for(from, end);
     let mut large = Vec::new();
     let mut start = from;
     while start + HEADER_BYTES as u64 <= end {

@@ -1,4 +1,6 @@
-//! Every crash point of a short run, once and twice.
+//! Every crash point of a short run, and pairs of them.
+//!
+//! `WAYBILL_CRASH_PAIRS=1` runs all pairs, `WAYBILL_CRASH_PAIRS=<n>` every n-th.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,11 +8,14 @@ use waybill_simulated_disk::Loss;
 
 use super::judge::{Verdict, Violation};
 use super::machine::Machine;
+use super::setting;
 use crate::TopicConfig;
 
 /// What a crash may leave, without chance. Everything else is between these.
 const LOSSES: [Loss; 3] = [Loss::Process, Loss::Nothing, Loss::Everything];
 const THREADS: usize = 2;
+/// By default one of this many pairs runs.
+const PAIRS_EVERY: u64 = 8;
 
 /// The acts of a run without faults. Every second append begins a segment.
 const ACTS: [fn(&mut Machine) -> Verdict; 20] = [
@@ -69,7 +74,8 @@ fn check(crashes: &[(u64, Loss)]) -> u64 {
 }
 
 #[test]
-fn every_crash_point_is_survived_once_and_twice() {
+fn every_crash_point_is_survived_and_pairs_of_them() {
+    let every = setting("WAYBILL_CRASH_PAIRS").unwrap_or(PAIRS_EVERY).max(1) as usize;
     let once: Vec<_> = (0..check(&[]))
         .flat_map(|at| LOSSES.map(|loss| (at, loss)))
         .collect();
@@ -77,12 +83,17 @@ fn every_crash_point_is_survived_once_and_twice() {
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                while let Some(&first) = once.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    for at in 0..check(&[first]) {
-                        for loss in LOSSES {
-                            check(&[first, (at, loss)]);
-                            pairs.fetch_add(1, Ordering::Relaxed);
-                        }
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&first) = once.get(number) else {
+                        return;
+                    };
+                    let changes = check(&[first]);
+                    let seconds = (0..changes).flat_map(|at| LOSSES.map(|loss| (at, loss)));
+                    // Each first crash begins elsewhere, so that all second ones occur.
+                    for second in seconds.skip(number % every).step_by(every) {
+                        check(&[first, second]);
+                        pairs.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             });
