@@ -104,7 +104,7 @@ impl SimulatedDisk {
     /// How many operations were begun that change something: files or names are created, written,
     /// cut, synced, renamed or removed. A crash at any other one leaves the same.
     #[must_use]
-    pub fn changes(&self) -> u64 {
+    pub fn changes_begun(&self) -> u64 {
         self.state().changes_begun
     }
 

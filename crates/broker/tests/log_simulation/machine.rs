@@ -168,7 +168,7 @@ impl Machine {
 
     /// How many changes the disk has begun since the last crash, or since the beginning.
     pub(super) fn changes_since_restart(&self) -> u64 {
-        self.disk.changes() - self.changes_at_crash
+        self.disk.changes_begun() - self.changes_at_crash
     }
 
     pub(super) fn some_loss(&mut self) -> Loss {
@@ -187,7 +187,7 @@ impl Machine {
         let failures = self.disk.failures();
         let boot_id = match self.bug {
             Some(Bug::MissReboot) => Some("always".to_owned()),
-            Some(Bug::TakeRestartForReboot) => Some(self.disk.changes().to_string()),
+            Some(Bug::TakeRestartForReboot) => Some(self.disk.changes_begun().to_string()),
             _ => self.disk.boot_id(),
         };
         let ends = SyncedEnds::load(Arc::clone(&disk), data_dir(), boot_id);

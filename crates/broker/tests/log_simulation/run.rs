@@ -180,7 +180,7 @@ impl Machine {
     fn crashed(&mut self) {
         let loss = self.crash_loss();
         self.restart(loss);
-        self.changes_at_crash = self.disk.changes();
+        self.changes_at_crash = self.disk.changes_begun();
         self.plan_crash();
     }
 
