@@ -101,7 +101,13 @@ impl Partition {
         self.log_start.fetch_max(first, Ordering::AcqRel);
         drop(log);
         for (at, segment) in deleted.iter().enumerate() {
-            if let Err(error) = self.delete_segment(segment) {
+            // The names of the segments that stay become durable first: without any segment, the log
+            // would begin at 0 again.
+            let named = match at {
+                0 => self.limits.disk.sync_dir(&self.dir),
+                _ => Ok(()),
+            };
+            if let Err(error) = named.and_then(|()| self.delete_segment(segment)) {
                 let mut log = locked(&self.log);
                 for left in deleted[at..].iter().rev() {
                     log.closed.push_front(Arc::clone(left));

@@ -79,6 +79,27 @@ fn a_power_loss_during_a_trim_leaves_no_gap() {
 }
 
 #[test]
+fn a_log_does_not_begin_again_at_zero_after_a_trim() {
+    for seed in 0..200 {
+        let disk = SimulatedDisk::new(seed);
+        let partition = open(&disk, config()).unwrap();
+        for timestamp in 0..2 {
+            append(&partition, &[timestamp]);
+        }
+        // Its names are not synced yet, nor will they be: the sync in progress has taken them.
+        drop(partition.begin_sync());
+        disk.crash_after(seed % 4);
+        _ = partition.delete_records(1);
+        disk.restart(Loss::Sectors(512));
+        let left = disk.files(log_dir());
+        assert!(
+            !left.is_empty(),
+            "seed {seed}: no segment says where it ends"
+        );
+    }
+}
+
+#[test]
 fn a_segment_that_could_not_be_deleted_is_deleted_before_the_next() {
     // The index of the first segment is missing yet: its removal fails without a fault.
     for op in [Op::Remove, Op::SyncDir] {
