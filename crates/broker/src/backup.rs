@@ -14,7 +14,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use crate::log::{DamagedBatch, LogFile, new_segment, sync_dir, verify};
+use waybill_disk::sync_dir;
+
+use crate::log::{DamagedBatch, LogFile, segment_path, verify};
 use crate::meta::{Meta, MetaError, MetaSnapshot, TOPIC_PREFIX};
 use crate::server::Server;
 use crate::topics::{is_topic_name, logs_dir, partition_dir};
@@ -261,7 +263,9 @@ impl LogsRestore {
         }
         let dir = partition_dir(&logs_dir(&self.dir), topic, partition);
         fs::create_dir_all(&dir).map_err(of(&dir))?;
-        self.segment = Some(new_segment(&dir, base).map_err(of(&dir))?);
+        let path = segment_path(&dir, base);
+        let file = File::create_new(&path).map_err(of(&path))?;
+        self.segment = Some((path, file));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use waybill_connections::{Buffers, ConnectionSlot, Connections};
-use waybill_disk::sync_dir;
+use waybill_disk::{boot_id, sync_dir};
 
 use crate::BrokerSettings;
 use crate::access::Login;
@@ -25,7 +25,7 @@ use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
 use crate::group::{Coordinator, GroupLimits};
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
-use crate::log::{SyncQueue, SyncThreads, spawn_reporting_panics};
+use crate::log::{SyncQueue, SyncThreads, spawn_reporting_panics, system_disk};
 use crate::meta::{Meta, MetaError};
 use crate::server::{Ends, Server};
 use crate::stats::{Counters, Stats, add};
@@ -369,7 +369,9 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let path = config.data_dir.clone();
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
-    let syncs = SyncQueue::new(Arc::clone(&counters), SyncedEnds::load(&path));
+    let disk = system_disk();
+    let ends = SyncedEnds::load(Arc::clone(&disk), &path, boot_id());
+    let syncs = SyncQueue::new(Arc::clone(&counters), ends);
     let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(|source| StartError::DataDir {
         path: path.clone(),
         source,
@@ -382,6 +384,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let meta = Arc::new(Meta::open(&path.join("meta")).map_err(from_meta)?);
     let cluster_id = StrBytes::from_string(meta.cluster_id().map_err(from_meta)?);
     let limits = Limits {
+        disk,
         producers_max: config.producers_max,
         syncs: Arc::clone(&syncs),
         low_on_disk: Arc::clone(&config.low_on_disk),

@@ -1,9 +1,12 @@
 //! Drops damaged data from the logs of a stopped broker, on request.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use waybill_disk::boot_id;
 
 use crate::broker::{StartError, lock};
-use crate::log::{LogError, Repair, SyncedEnds, aside_path};
+use crate::log::{LogError, Repair, SyncedEnds, aside_path, system_disk};
 use crate::meta::{Meta, MetaError};
 use crate::topics::{logs_dir, partition_dir};
 
@@ -74,7 +77,8 @@ pub fn repair_logs(
         source: Box::new(error),
     };
     let meta = Meta::open(&data_dir.join("meta")).map_err(unreadable)?;
-    let ends = SyncedEnds::load(data_dir);
+    let disk = system_disk();
+    let ends = SyncedEnds::load(Arc::clone(&disk), data_dir, boot_id());
     let logs = logs_dir(data_dir);
     let mut found = Vec::new();
     let mut is_known = topic.is_none() && partition.is_none();
@@ -92,7 +96,7 @@ pub fn repair_logs(
                 source: Box::new(error),
             };
             let dir = partition_dir(&logs, &name, index);
-            let plan = Repair::plan(&dir, ends.of((record.id, index))).map_err(failed)?;
+            let plan = Repair::plan(&*disk, &dir, ends.of((record.id, index))).map_err(failed)?;
             let aside = partition_dir(&data_dir.join("damaged"), &name, index);
             found.extend(plan.dropped().map(|dropped| {
                 let bytes = dropped.bytes.end - dropped.bytes.start;
@@ -109,7 +113,7 @@ pub fn repair_logs(
                 }
             }));
             if apply {
-                plan.apply(&aside).map_err(failed)?;
+                plan.apply(&*disk, &aside).map_err(failed)?;
             }
         }
     }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use uuid::Uuid;
 
-use crate::log::{Limits, LogError, Partition, sync_dir};
+use crate::log::{Limits, LogError, Partition};
 use crate::meta::{Meta, MetaError, TopicRecord};
 use crate::retention::{RunTime, SegmentAges};
 use crate::{TopicConfig, locked};
@@ -137,6 +137,7 @@ impl Topics {
                         partition: index,
                         source,
                     })?;
+                registry.lower_log_start(&partition, log_start)?;
                 partitions.push(partition);
                 let ages = registry.meta.ages(record.id, number)?;
                 locked(&registry.ages).insert((Uuid::from_bytes(record.id), number), ages);
@@ -394,9 +395,22 @@ impl Topics {
         .map(Arc::new)
     }
 
+    /// Corrects the stored log start of a partition that lost records from its end, as a topic that
+    /// is not synced may in a power loss: else the next start would hide what is appended below it.
+    fn lower_log_start(&self, partition: &Partition, stored: i64) -> Result<(), MetaError> {
+        let log_start = partition.log_start();
+        if log_start >= stored {
+            return Ok(());
+        }
+        let (topic, index) = partition.key();
+        self.meta.put_log_start(topic, index, log_start)?;
+        self.meta.sync()
+    }
+
     fn sync_dirs(&self, name: &str) -> Result<(), LogError> {
         for dir in [self.logs.join(name), self.logs.clone()] {
-            sync_dir(&dir).map_err(LogError::of("cannot sync", &dir))?;
+            let synced = self.limits.disk.sync_dir(&dir);
+            synced.map_err(LogError::of("cannot sync", &dir))?;
         }
         Ok(())
     }

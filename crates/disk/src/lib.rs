@@ -1,5 +1,7 @@
-//! File handling for the embedded stores that their key-value store, `fjall`, lacks.
+//! File handling for the embedded stores that their key-value store, `fjall`, lacks, and the disk
+//! that the broker's logs use.
 //!
+//! * [`files`]: the operations of a disk, real or simulated.
 //! * [`prepare`] verifies all files that opening a store reads, and restores damaged ones from
 //!   copies.
 //! * [`keyspaces::copy`] keeps these copies.
@@ -11,6 +13,7 @@
 //!
 //! Deliberately absent: the syncs of commits. The caller decides when to sync.
 
+pub mod files;
 mod journal;
 pub mod keyspaces;
 mod lock;

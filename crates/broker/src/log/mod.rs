@@ -31,15 +31,18 @@ mod trim;
 pub use damage::{Damage, DamagedBatch};
 #[cfg(test)]
 pub(crate) use disk::faults;
-pub(crate) use disk::{LogFile, has_room, sync_dir};
+pub(crate) use disk::{LogFile, has_room, system_disk};
 pub(crate) use partition::{AppendError, Appended, Condition, Limits, Partition};
 pub(crate) use read::ReadError;
 pub(crate) use repair::{Repair, aside_path};
 pub(crate) use scan::verify;
-pub(crate) use segment::{LogError, new_segment};
+pub(crate) use segment::{LogError, segment_path};
 pub(crate) use sync_threads::{SyncQueue, SyncThreads, spawn_reporting_panics};
 pub(crate) use synced::{STORE_EVERY, SyncedEnds};
 pub(crate) use syncing::{Closing, NotClosed, Unwritten};
 
+#[cfg(test)]
+#[path = "../../tests/log_simulation/mod.rs"]
+mod simulation;
 #[cfg(test)]
 mod tests;

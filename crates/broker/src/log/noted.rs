@@ -31,7 +31,7 @@ impl Partition {
         }
         let mut segments = Vec::with_capacity(log.closed.len() + 1);
         for segment in &log.closed {
-            let file = segment.file(&self.dir)?;
+            let file = segment.file(&*self.limits.disk, &self.dir)?;
             segments.push((segment.index.base, file, segment.index.bytes));
         }
         segments.push((log.active.base, Arc::clone(&log.file), log.active.bytes));

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use waybill_disk::files::Disk;
 use waybill_disk::is_full;
 use waybill_disk::write_back::WriteBackProgress;
 use waybill_wire::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
@@ -44,6 +45,8 @@ const DAMAGED_MAX: usize = 64;
 /// The limits and handles that partitions share.
 #[derive(Clone)]
 pub(crate) struct Limits {
+    /// The disk of the logs.
+    pub(crate) disk: Arc<dyn Disk>,
     /// Producers remembered per partition.
     pub(crate) producers_max: usize,
     /// The thread that syncs.
@@ -187,10 +190,10 @@ impl Partition {
             file,
             producers,
         } = recover(
+            &*limits.disk,
             &dir,
             &config,
-            limits.syncs.ends.of((topic_id, index)),
-            limits.syncs.ends.has_rebooted(),
+            limits.syncs.ends.known((topic_id, index)),
             limits.producers_max,
         )?;
         let bytes = active.bytes
@@ -266,7 +269,7 @@ impl Partition {
     }
 
     /// Its topic's id and its number.
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         (self.topic_id, self.index)
     }
 

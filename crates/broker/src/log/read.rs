@@ -140,13 +140,16 @@ impl Partition {
                 if index.max_timestamp >= timestamp && index.next_offset > log_start {
                     let (position, offset) = index.batch_before_time(timestamp);
                     cursors.push(BatchCursor {
-                        file: segment.file(&self.dir)?,
+                        file: segment.file(&*self.limits.disk, &self.dir)?,
                         position,
                         offset,
                         is_exact: false,
                         end: index.bytes,
                     });
-                    break;
+                    // Else the record with that time may be before the log start.
+                    if index.base >= log_start {
+                        break;
+                    }
                 }
             }
             if log.active.max_timestamp >= timestamp {
@@ -245,7 +248,7 @@ impl Partition {
             .map(|(index, closed)| {
                 let cursor = BatchCursor {
                     file: match closed {
-                        Some(segment) => segment.file(&self.dir)?,
+                        Some(segment) => segment.file(&*self.limits.disk, &self.dir)?,
                         None => Arc::clone(&log.file),
                     },
                     position: 0,
@@ -274,7 +277,7 @@ impl Partition {
             if let Some(segment) = log.closed.get(at) {
                 let (position, offset) = segment.index.batch_before(offset);
                 return Ok(BatchCursor {
-                    file: segment.file(&self.dir)?,
+                    file: segment.file(&*self.limits.disk, &self.dir)?,
                     position,
                     offset,
                     is_exact: false,

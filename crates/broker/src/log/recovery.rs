@@ -11,8 +11,12 @@
 //!   machine has booted since and the tail was not synced: a power failure leaves unsynced writes
 //!   out of order. It is then cut off. Other damage, or an end before the synced end, refuses the
 //!   log; `repair` is for that.
-//! * **Unsynced data is rewritten before it is visible.** It may be clean in the page cache
-//!   although the disk never got it; a sync alone would succeed and write nothing.
+//! * **Unsynced data is rewritten before it is visible**, or on a topic that is not synced before
+//!   it counts as synced. It may be clean in the page cache although the disk never got it; a sync
+//!   alone would succeed and write nothing.
+//! * **An index is only for the segment that it was written for.** A power failure may remove a
+//!   segment and leave its index. A new segment with the same first offset and length would be
+//!   taken as synced. So a start removes all indexes but those of closed segments.
 //! * **A start needs no space.** Anything that a full disk cannot take is optional.
 //!
 //! Not detected: records acknowledged in the last second before the broker died (see
@@ -21,21 +25,23 @@
 //! is read; damage of another cause behind the synced end, if the machine has booted since.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use waybill_disk::files::Disk;
 use waybill_disk::is_full;
 
 use super::damage::Damage;
-use super::disk::{LogFile, sync_dir};
+use super::disk::LogFile;
 use super::producers::Producers;
 use super::scan::{find, scan};
 use super::segment::{
-    ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_segments, open_segment,
-    segment_path,
+    ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_indexes, list_segments,
+    open_segment, segment_path,
 };
+use super::synced::KnownSync;
 use crate::TopicConfig;
 
 /// The result of recovery.
@@ -47,17 +53,18 @@ pub(super) struct Recovered {
     pub(super) producers: Producers,
 }
 
-/// Opens the log in `dir`, or begins one there. A torn tail is cut off. `has_rebooted` says that the
-/// machine has booted since the log was open.
+/// Opens the log in `dir`, or begins one there. A torn tail is cut off.
 pub(super) fn recover(
+    disk: &dyn Disk,
     dir: &Path,
     config: &TopicConfig,
-    synced_end: Option<i64>,
-    has_rebooted: bool,
+    known: KnownSync,
     producers_max: usize,
 ) -> Result<Recovered, LogError> {
-    fs::create_dir_all(dir).map_err(LogError::of("cannot create", dir))?;
-    let mut bases = list_segments(dir).map_err(LogError::of("cannot list", dir))?;
+    let synced_end = known.end;
+    disk.create_dir_all(dir)
+        .map_err(LogError::of("cannot create", dir))?;
+    let mut bases = list_segments(disk, dir).map_err(LogError::of("cannot list", dir))?;
     if bases.is_empty() {
         bases.push(0);
     }
@@ -65,7 +72,7 @@ pub(super) fn recover(
     let mut segments = Vec::with_capacity(bases.len());
     for (at, &base) in bases.iter().enumerate() {
         let next_base = bases.get(at + 1).copied();
-        let segment = Segment::read(dir, base, next_base, &mut producers, producers_max)?;
+        let segment = Segment::read(disk, dir, base, next_base, &mut producers, producers_max)?;
         let is_whole = segment.is_whole(next_base);
         segments.push(segment);
         if !is_whole {
@@ -76,11 +83,10 @@ pub(super) fn recover(
     let Some(active) = segments.pop() else {
         unreachable!("there is at least one segment");
     };
-    let is_synced = synced_end.unwrap_or(0) > active.index.next_offset;
-    if !active.is_whole(later.first().copied()) && (is_synced || !has_rebooted) {
-        active.refuse_unless_torn(dir, later)?;
-    }
     let end = active.index.next_offset;
+    if !active.is_whole(later.first().copied()) && !known.may_be_lost_from(end) {
+        active.refuse_unless_torn(disk, dir, later)?;
+    }
     if let Some(synced_end) = synced_end
         && end < synced_end
     {
@@ -91,27 +97,27 @@ pub(super) fn recover(
             synced_end,
         }));
     }
-    active.cut(dir)?;
     for &base in later {
-        remove(dir, base)?;
+        remove(disk, dir, base)?;
     }
     for segment in segments.iter().filter(|segment| !segment.has_index) {
-        segment.write_again(synced_end)?;
-        segment.store_index(dir)?;
+        segment.write_again(disk, synced_end)?;
+        // Also if nothing was written: else a tail that was cut when this segment was the active one
+        // could return in a power loss, before the valid data that follows.
+        let synced = segment.file.sync(disk);
+        synced.map_err(LogError::of("cannot sync", segment.file.path()))?;
+        segment.store_index(disk, dir)?;
     }
+    active.cut(disk)?;
     // Its content will be visible, so it must be durable if the topic is synced.
-    if config.flush_messages.is_some() {
-        active.write_again(synced_end)?;
+    match (config.flush_messages, active.unsynced(synced_end)) {
+        (Some(_), _) => active.write_again(disk, synced_end)?,
+        (None, Some(bytes)) => active.file.rewrite_at_sync(bytes),
+        (None, None) => {}
     }
-    // It describes the length that the active segment had; the next append makes it wrong.
-    let index_path = index_path(dir, active.index.base);
-    match fs::remove_file(&index_path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(LogError::of("cannot remove", &index_path)(error));
-        }
-        _ => {}
-    }
-    sync_dir(dir).map_err(LogError::of("cannot sync", dir))?;
+    remove_indexes(disk, dir, &segments)?;
+    disk.sync_dir(dir)
+        .map_err(LogError::of("cannot sync", dir))?;
     let closed = segments
         .into_iter()
         .map(|segment| Arc::new(ClosedSegment::new(segment.index)))
@@ -139,6 +145,7 @@ struct Segment {
 impl Segment {
     /// Takes the segment's index, or reads the segment.
     fn read(
+        disk: &dyn Disk,
         dir: &Path,
         base: i64,
         next_base: Option<i64>,
@@ -146,9 +153,9 @@ impl Segment {
         producers_max: usize,
     ) -> Result<Self, LogError> {
         let path = segment_path(dir, base);
-        let file = open_segment(dir, base).map_err(LogError::of("cannot open", &path))?;
+        let file = open_segment(disk, dir, base).map_err(LogError::of("cannot open", &path))?;
         let file_bytes = file.bytes().map_err(LogError::of("cannot read", &path))?;
-        let known = IndexFile::load(dir, base, file_bytes);
+        let known = IndexFile::load(disk, dir, base, file_bytes);
         let has_index = known.is_some() && next_base.is_some();
         let index = match known {
             Some(known) if has_index => {
@@ -183,7 +190,12 @@ impl Segment {
     }
 
     /// Refuses the log if valid data follows the first invalid data.
-    fn refuse_unless_torn(&self, dir: &Path, later: &[i64]) -> Result<(), LogError> {
+    fn refuse_unless_torn(
+        &self,
+        disk: &dyn Disk,
+        dir: &Path,
+        later: &[i64],
+    ) -> Result<(), LogError> {
         let path = segment_path(dir, self.index.base);
         let bound = later.first().copied().unwrap_or(i64::MAX);
         let offsets = self.index.next_offset..bound;
@@ -197,7 +209,7 @@ impl Segment {
             let bound = later.get(at + 1).copied().unwrap_or(i64::MAX);
             let path = segment_path(dir, base);
             let failed = |error| LogError::of("cannot read", &path)(error);
-            let file = LogFile::open(path.clone()).map_err(failed)?;
+            let file = LogFile::open(disk, path.clone()).map_err(failed)?;
             let bytes = file.bytes().map_err(failed)?;
             let next = find(&file, 0, bytes, &(base..bound)).map_err(failed)?;
             found = next.map(|next| (path, next));
@@ -216,41 +228,50 @@ impl Segment {
         }
     }
 
-    /// Cuts off what follows the last whole batch.
-    fn cut(&self, dir: &Path) -> Result<(), LogError> {
+    /// Cuts off what follows the last whole batch. Durable when it returns: else a part of it could
+    /// return in a power loss, behind what was appended in its place.
+    fn cut(&self, disk: &dyn Disk) -> Result<(), LogError> {
         if self.index.bytes == self.file_bytes {
             return Ok(());
         }
-        let path = segment_path(dir, self.index.base);
+        let path = self.file.path();
         tracing::warn!(
             path = %path.display(),
             cut_bytes = self.file_bytes - self.index.bytes,
             next_offset = self.index.next_offset,
             "cut a torn tail"
         );
-        self.file
-            .cut(self.index.bytes)
-            .map_err(LogError::of("cannot cut", &path))
+        let cut = self.file.cut(self.index.bytes);
+        cut.map_err(LogError::of("cannot cut", path))?;
+        let synced = self.file.sync(disk);
+        synced.map_err(LogError::of("cannot sync", path))
     }
 
     /// Rewrites and syncs the part that is not known to be synced.
-    fn write_again(&self, synced_end: Option<i64>) -> Result<(), LogError> {
-        let index = &self.index;
-        let synced_end = synced_end.unwrap_or(0).max(index.base);
-        if synced_end >= index.next_offset {
+    fn write_again(&self, disk: &dyn Disk, synced_end: Option<i64>) -> Result<(), LogError> {
+        let Some(bytes) = self.unsynced(synced_end) else {
             return Ok(());
-        }
-        let (from, _) = index.batch_before(synced_end);
+        };
         self.file
-            .rewrite(from, index.bytes)
+            .rewrite(disk, bytes.start, bytes.end)
             .map_err(LogError::of("cannot write again", self.file.path()))
     }
 
+    /// The whole batches that are not known to be synced.
+    fn unsynced(&self, synced_end: Option<i64>) -> Option<Range<u64>> {
+        let index = &self.index;
+        let synced_end = synced_end.unwrap_or(0).max(index.base);
+        (synced_end < index.next_offset).then(|| {
+            let (from, _) = index.batch_before(synced_end);
+            from..index.bytes
+        })
+    }
+
     /// Writes the missing index of a closed segment. A failure does no harm.
-    fn store_index(&self, dir: &Path) -> Result<(), LogError> {
+    fn store_index(&self, disk: &dyn Disk, dir: &Path) -> Result<(), LogError> {
         let path = index_path(dir, self.index.base);
         let stored = IndexFile::encode(&self.index, &self.producers)
-            .and_then(|encoded| IndexFile::store(dir, self.index.base, &encoded));
+            .and_then(|encoded| IndexFile::store(disk, dir, self.index.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
                 tracing::warn!(path = %path.display(), %error, "the disk is full: could not write the index of a closed segment");
@@ -262,8 +283,30 @@ impl Segment {
 }
 
 /// Removes a segment that follows a torn tail.
-fn remove(dir: &Path, base: i64) -> Result<(), LogError> {
+fn remove(disk: &dyn Disk, dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
     tracing::warn!(path = %path.display(), "removed a segment after a torn tail");
-    fs::remove_file(&path).map_err(LogError::of("cannot remove", &path))
+    disk.remove(&path)
+        .map_err(LogError::of("cannot remove", &path))
+}
+
+/// Removes the indexes of all segments but the closed ones. That of the active segment describes
+/// the length that it had, and an append makes it wrong; that of a missing one would count for a
+/// new one.
+fn remove_indexes(disk: &dyn Disk, dir: &Path, closed: &[Segment]) -> Result<(), LogError> {
+    let indexes = list_indexes(disk, dir).map_err(LogError::of("cannot list", dir))?;
+    for base in indexes {
+        let found = closed.binary_search_by_key(&base, |segment| segment.index.base);
+        if found.is_ok() {
+            continue;
+        }
+        let path = index_path(dir, base);
+        match disk.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(LogError::of("cannot remove", &path)(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }

@@ -10,14 +10,14 @@
 //! * **An interrupted repair does no harm**: a segment is replaced as a whole; a retry does the
 //!   rest.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use waybill_disk::files::{Disk, DiskFile, Open};
 use waybill_wire::batch::filler;
 
-use super::disk::{LogFile, sync_dir};
+use super::disk::LogFile;
 use super::scan::{Boundary, find_verified, walk};
 use super::segment::{LogError, index_path, list_segments, segment_path};
 
@@ -61,12 +61,16 @@ pub(crate) struct Repair {
 
 impl Repair {
     /// Reads the whole log in `dir` and plans what to drop. Changes nothing.
-    pub(crate) fn plan(dir: &Path, synced_end: Option<i64>) -> Result<Self, LogError> {
+    pub(crate) fn plan(
+        disk: &dyn Disk,
+        dir: &Path,
+        synced_end: Option<i64>,
+    ) -> Result<Self, LogError> {
         let mut plan = Self {
             dir: dir.to_owned(),
             segments: Vec::new(),
         };
-        let mut bases = match list_segments(dir) {
+        let mut bases = match list_segments(disk, dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             bases => bases.map_err(LogError::of("cannot list", dir))?,
         };
@@ -74,7 +78,7 @@ impl Repair {
         while let [.., before, last] = bases[..]
             && before < last
             && synced_end.is_none_or(|end| end <= last)
-            && holds_nothing(dir, last)?
+            && holds_nothing(disk, dir, last)?
         {
             bases.pop();
         }
@@ -84,7 +88,7 @@ impl Repair {
         for (at, &base) in bases.iter().enumerate() {
             let next_base = bases.get(at + 1).copied();
             plan.segments
-                .push(Segment::plan(dir, base, next_base, synced_end)?);
+                .push(Segment::plan(disk, dir, base, next_base, synced_end)?);
         }
         Ok(plan)
     }
@@ -96,16 +100,16 @@ impl Repair {
 
     /// Drops it. The damaged bytes are kept in files in `aside`, whose names are
     /// `base offset-position.damaged`.
-    pub(crate) fn apply(&self, aside: &Path) -> Result<(), LogError> {
+    pub(crate) fn apply(&self, disk: &dyn Disk, aside: &Path) -> Result<(), LogError> {
         for segment in &self.segments {
             if segment.dropped().next().is_none() {
                 continue;
             }
             segment
-                .keep_aside(aside)
+                .keep_aside(disk, aside)
                 .map_err(LogError::of("cannot keep damaged bytes in", aside))?;
             segment
-                .replace(&self.dir)
+                .replace(disk, &self.dir)
                 .map_err(LogError::of("cannot replace", &segment.path))?;
             tracing::warn!(path = %segment.path.display(), "repaired a segment");
         }
@@ -115,6 +119,7 @@ impl Repair {
 
 impl Segment {
     fn plan(
+        disk: &dyn Disk,
         dir: &Path,
         base: i64,
         next_base: Option<i64>,
@@ -122,7 +127,7 @@ impl Segment {
     ) -> Result<Self, LogError> {
         let path = segment_path(dir, base);
         let failed = |error| LogError::of("cannot read", &path)(error);
-        let file = match LogFile::open(path.clone()) {
+        let file = match LogFile::open(disk, path.clone()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             file => Some(file.map_err(failed)?),
         };
@@ -177,46 +182,47 @@ impl Segment {
         })
     }
 
-    fn keep_aside(&self, aside: &Path) -> io::Result<()> {
+    fn keep_aside(&self, disk: &dyn Disk, aside: &Path) -> io::Result<()> {
         for dropped in self.dropped().filter(|dropped| !dropped.bytes.is_empty()) {
-            fs::create_dir_all(aside)?;
-            let path = aside_path(aside, dropped);
-            let mut file = File::create(&path)?;
-            self.copy(dropped.bytes.clone(), &mut file)?;
-            file.sync_all()?;
-            sync_dir(aside)?;
+            disk.create_dir_all(aside)?;
+            let mut copy = Copy::begin(disk, &aside_path(aside, dropped))?;
+            self.copy(dropped.bytes.clone(), &mut copy)?;
+            copy.file.sync()?;
+            disk.sync_dir(aside)?;
         }
         Ok(())
     }
 
     /// Writes the kept parts to a new file, which then replaces the old one.
-    fn replace(&self, dir: &Path) -> io::Result<()> {
-        fs::create_dir_all(dir)?;
+    fn replace(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
+        disk.create_dir_all(dir)?;
         let repaired = self.path.with_extension("log.repaired");
-        let mut file = File::create(&repaired)?;
+        let mut copy = Copy::begin(disk, &repaired)?;
         for piece in &self.pieces {
             match piece {
-                Piece::Kept(bytes) => self.copy(bytes.clone(), &mut file)?,
+                Piece::Kept(bytes) => self.copy(bytes.clone(), &mut copy)?,
                 Piece::Dropped(dropped) => {
                     let mut first = dropped.offsets.start;
                     while first < dropped.offsets.end {
                         let last = (dropped.offsets.end - 1).min(first + i64::from(i32::MAX));
-                        file.write_all(&filler(first, last))?;
+                        copy.write(&filler(first, last))?;
                         first = last + 1;
                     }
                 }
             }
         }
-        file.sync_all()?;
-        match fs::remove_file(index_path(dir, self.base)) {
+        copy.file.sync()?;
+        match disk.remove(&index_path(dir, self.base)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::rename(&repaired, &self.path)?;
-        sync_dir(dir)
+        // In a power loss, the new segment must not survive with the index of the old one.
+        disk.sync_dir(dir)?;
+        disk.rename(&repaired, &self.path)?;
+        disk.sync_dir(dir)
     }
 
-    fn copy(&self, bytes: Range<u64>, to: &mut File) -> io::Result<()> {
+    fn copy(&self, bytes: Range<u64>, to: &mut Copy) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -226,9 +232,28 @@ impl Segment {
             let left = usize::try_from(bytes.end - at).unwrap_or(usize::MAX);
             let piece = &mut buffer[..left.min(COPY_BYTES)];
             file.read_exact_at(piece, at)?;
-            to.write_all(piece)?;
+            to.write(piece)?;
             at += piece.len() as u64;
         }
+        Ok(())
+    }
+}
+
+/// A new file that is written from its beginning.
+struct Copy {
+    file: Box<dyn DiskFile>,
+    bytes: u64,
+}
+
+impl Copy {
+    fn begin(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
+        let file = disk.open(path, Open::Empty)?;
+        Ok(Self { file, bytes: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.bytes)?;
+        self.bytes += bytes.len() as u64;
         Ok(())
     }
 }
@@ -241,10 +266,10 @@ pub(crate) fn aside_path(aside: &Path, dropped: &Dropped) -> PathBuf {
 }
 
 /// Whether there is no valid batch in a segment.
-fn holds_nothing(dir: &Path, base: i64) -> Result<bool, LogError> {
+fn holds_nothing(disk: &dyn Disk, dir: &Path, base: i64) -> Result<bool, LogError> {
     let path = segment_path(dir, base);
     let failed = |error| LogError::of("cannot read", &path)(error);
-    let file = LogFile::open(path.clone()).map_err(failed)?;
+    let file = LogFile::open(disk, path.clone()).map_err(failed)?;
     let end = file.bytes().map_err(failed)?;
     let found = find_verified(&file, 0, end, &(base..i64::MAX)).map_err(failed)?;
     Ok(found.is_none())

@@ -69,7 +69,7 @@ pub(super) fn walk(
     mut each: impl FnMut(&BatchHeader),
 ) -> io::Result<Boundary> {
     let mut at = start;
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = buffer_for(start.position, end);
     // The part of `buffer` that holds the file's bytes from `at` on.
     let (mut from, mut filled) = (0, 0);
     loop {
@@ -112,6 +112,12 @@ pub(super) fn walk(
         }
         filled += read;
     }
+}
+
+/// A buffer for the bytes from `from` to `end`, or for a part of them.
+fn buffer_for(from: u64, end: u64) -> Vec<u8> {
+    let bytes = usize::try_from(end.saturating_sub(from)).unwrap_or(usize::MAX);
+    vec![0; bytes.min(READ_BYTES)]
 }
 
 /// A batch that was found after damaged bytes.
@@ -157,7 +163,7 @@ fn search(
     offsets: &Range<i64>,
     mut budget: Option<u64>,
 ) -> io::Result<Option<Found>> {
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = buffer_for(from, end);
     let mut large = Vec::new();
     let mut start = from;
     while start + HEADER_BYTES as u64 <= end {
@@ -212,6 +218,8 @@ fn search(
 
 #[cfg(test)]
 mod tests {
+    use waybill_disk::files::SystemDisk;
+
     use super::super::segment::tests::filled_segment;
     use super::*;
 
@@ -256,7 +264,7 @@ mod tests {
             bad[at as usize] ^= 0x10;
             let path = dir.path().join("bad");
             std::fs::write(&path, &bad).unwrap();
-            let file = LogFile::open(path).unwrap();
+            let file = LogFile::open(&SystemDisk, path).unwrap();
             let scanned = scan(&file, 100, index.bytes, &mut Producers::default(), 10).unwrap();
             assert_eq!(scanned.bytes, 2 * batch_bytes, "byte {at}");
             let next = find(&file, scanned.bytes + 1, index.bytes, &(104..i64::MAX)).unwrap();
@@ -288,7 +296,7 @@ mod tests {
             front[8..12].copy_from_slice(&length.to_be_bytes());
         }
         std::fs::write(&path, &fronts).unwrap();
-        let file = LogFile::open(path).unwrap();
+        let file = LogFile::open(&SystemDisk, path).unwrap();
         let found = find(&file, 1, bytes as u64, &(100..i64::MAX)).unwrap();
         assert!(found.is_some_and(|found| !found.is_verified), "{found:?}");
         let read = file.read_bytes.load(std::sync::atomic::Ordering::Relaxed);

@@ -7,16 +7,16 @@
 //! an orderly shutdown, for its producers: it is valid for exactly the length that the segment had
 //! then, and the next start still reads the segment.
 
-use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
+use waybill_disk::files::Disk;
 use waybill_wire::batch::BatchHeader;
 
 use super::damage::Damage;
-use super::disk::{self, LogFile};
+use super::disk::{LogFile, replace};
 use super::producers::Producers;
 use crate::locked;
 
@@ -161,15 +161,15 @@ impl IndexFile {
     }
 
     /// Reads the index of the segment at `base`, if there is one that fits its length.
-    pub(super) fn load(dir: &Path, base: i64, segment_bytes: u64) -> Option<Self> {
-        let file = Self::decode(&fs::read(index_path(dir, base)).ok()?)?;
+    pub(super) fn load(disk: &dyn Disk, dir: &Path, base: i64, segment_bytes: u64) -> Option<Self> {
+        let file = Self::decode(&disk.read(&index_path(dir, base)).ok()?)?;
         (file.index.base == base && file.index.bytes == segment_bytes).then_some(file)
     }
 
     /// Writes an encoded index next to its segment; readers see all of it or nothing.
-    pub(super) fn store(dir: &Path, base: i64, encoded: &[u8]) -> io::Result<()> {
+    pub(super) fn store(disk: &dyn Disk, dir: &Path, base: i64, encoded: &[u8]) -> io::Result<()> {
         let path = index_path(dir, base);
-        disk::replace(&path, &path.with_extension("index.new"), encoded)
+        replace(disk, &path, &path.with_extension("index.new"), encoded)
     }
 }
 
@@ -188,18 +188,20 @@ impl ClosedSegment {
         }
     }
 
-    pub(super) fn file(&self, dir: &Path) -> io::Result<Arc<LogFile>> {
+    pub(super) fn file(&self, disk: &dyn Disk, dir: &Path) -> io::Result<Arc<LogFile>> {
         let mut open = locked(&self.open);
         if let Some(file) = open.upgrade() {
             return Ok(file);
         }
-        let file = Arc::new(LogFile::open(segment_path(dir, self.index.base))?);
+        let path = segment_path(dir, self.index.base);
+        let file = Arc::new(LogFile::open(disk, path)?);
         *open = Arc::downgrade(&file);
         Ok(file)
     }
 }
 
-pub(super) fn segment_path(dir: &Path, base: i64) -> PathBuf {
+/// The file of the segment that begins with `base`.
+pub(crate) fn segment_path(dir: &Path, base: i64) -> PathBuf {
     dir.join(format!("{base:020}.log"))
 }
 
@@ -208,25 +210,26 @@ pub(super) fn index_path(dir: &Path, base: i64) -> PathBuf {
 }
 
 /// Opens a segment for appending and reading.
-pub(super) fn open_segment(dir: &Path, base: i64) -> io::Result<Arc<LogFile>> {
-    LogFile::open_or_create(segment_path(dir, base)).map(Arc::new)
-}
-
-/// Begins a segment that is not there yet.
-pub(crate) fn new_segment(dir: &Path, base: i64) -> io::Result<(PathBuf, File)> {
-    let path = segment_path(dir, base);
-    let file = File::create_new(&path)?;
-    Ok((path, file))
+pub(super) fn open_segment(disk: &dyn Disk, dir: &Path, base: i64) -> io::Result<Arc<LogFile>> {
+    LogFile::open_or_create(disk, segment_path(dir, base)).map(Arc::new)
 }
 
 /// The base offsets of the segments in `dir`, in order.
-pub(super) fn list_segments(dir: &Path) -> io::Result<Vec<i64>> {
+pub(super) fn list_segments(disk: &dyn Disk, dir: &Path) -> io::Result<Vec<i64>> {
+    list_bases(disk, dir, ".log")
+}
+
+/// The base offsets of the index files in `dir`, in order. A segment may be missing.
+pub(super) fn list_indexes(disk: &dyn Disk, dir: &Path) -> io::Result<Vec<i64>> {
+    list_bases(disk, dir, ".index")
+}
+
+fn list_bases(disk: &dyn Disk, dir: &Path, suffix: &str) -> io::Result<Vec<i64>> {
     let mut bases = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let name = entry?.file_name();
+    for name in disk.list(dir)? {
         let base = name
             .to_str()
-            .and_then(|name| name.strip_suffix(".log"))
+            .and_then(|name| name.strip_suffix(suffix))
             .and_then(|digits| digits.parse::<i64>().ok())
             .filter(|&base| base >= 0);
         bases.extend(base);
@@ -237,6 +240,7 @@ pub(super) fn list_segments(dir: &Path) -> io::Result<Vec<i64>> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use waybill_disk::files::SystemDisk;
     use waybill_wire::batch::made::batch;
     use waybill_wire::batch::rewritten;
 
@@ -246,7 +250,7 @@ pub(super) mod tests {
         dir: &Path,
         batches: i64,
     ) -> (Arc<LogFile>, SegmentIndex, Producers) {
-        let file = open_segment(dir, 100).unwrap();
+        let file = open_segment(&SystemDisk, dir, 100).unwrap();
         let mut index = SegmentIndex::new(100);
         let mut producers = Producers::default();
         for n in 0..batches {
@@ -266,10 +270,10 @@ pub(super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (_, index, producers) = filled_segment(dir.path(), 3);
         let encoded = IndexFile::encode(&index, &producers).unwrap();
-        IndexFile::store(dir.path(), 100, &encoded).unwrap();
-        let loaded = IndexFile::load(dir.path(), 100, index.bytes).unwrap();
+        IndexFile::store(&SystemDisk, dir.path(), 100, &encoded).unwrap();
+        let loaded = IndexFile::load(&SystemDisk, dir.path(), 100, index.bytes).unwrap();
         assert_eq!((loaded.index, loaded.producers), (index.clone(), producers));
-        assert!(IndexFile::load(dir.path(), 100, index.bytes + 1).is_none());
+        assert!(IndexFile::load(&SystemDisk, dir.path(), 100, index.bytes + 1).is_none());
         for at in 0..encoded.len() {
             let mut bad = encoded.clone();
             bad[at] ^= 1;

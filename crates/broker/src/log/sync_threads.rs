@@ -37,7 +37,7 @@ pub(crate) struct SyncQueue {
 }
 
 /// The work of the second thread.
-enum Chore {
+pub(super) enum Chore {
     /// Index a closed segment.
     Close(Closing),
     /// Store how far a partition is synced.
@@ -77,6 +77,19 @@ impl SyncQueue {
     /// Asks for write-back to start, soon.
     pub(crate) fn write_back(&self, unwritten: Unwritten) {
         self.chores.push(Chore::WriteBack(unwritten));
+    }
+
+    /// The partitions to sync, as soon as there are any; see [`Queue::take`].
+    pub(super) fn take_unsynced(
+        &self,
+        patience: Option<Duration>,
+    ) -> Option<VecDeque<Arc<Partition>>> {
+        self.dirty.take(patience)
+    }
+
+    /// The second thread's work, as soon as there is any; see [`Queue::take`].
+    pub(super) fn take_chores(&self, patience: Option<Duration>) -> Option<VecDeque<Chore>> {
+        self.chores.take(patience)
     }
 
     /// Stores how far partitions are synced. Returns whether it succeeded; without it, a start only
@@ -157,7 +170,7 @@ impl SyncThreads {
                 .name("broker-close".to_owned())
                 .spawn(move || {
                     reporting_panics(&queue, "the closing of segments", || {
-                        Chores::new(&queue).do_until_stopped();
+                        Chores::new(Arc::clone(&queue)).do_until_stopped();
                     });
                 })?,
         );
@@ -202,11 +215,11 @@ pub(crate) fn spawn_reporting_panics(
 }
 
 fn sync_until_stopped(queue: &SyncQueue) {
-    while let Some(partitions) = queue.dirty.take(None) {
+    while let Some(partitions) = queue.take_unsynced(None) {
         for partition in partitions {
             let job = partition.begin_sync();
             let started = Instant::now();
-            let result = job.run();
+            let result = job.run(&*partition.limits.disk);
             queue.counters.syncs.fetch_add(1, Relaxed);
             let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             queue.counters.sync_micros.fetch_add(micros, Relaxed);
@@ -216,8 +229,8 @@ fn sync_until_stopped(queue: &SyncQueue) {
 }
 
 /// The second thread.
-struct Chores<'a> {
-    queue: &'a SyncQueue,
+pub(super) struct Chores {
+    queue: Arc<SyncQueue>,
     /// Segments whose index did not fit on the disk.
     unindexed: Vec<Closing>,
     /// Partitions whose synced end has moved. It is stored for many together.
@@ -226,8 +239,8 @@ struct Chores<'a> {
     is_unstored: bool,
 }
 
-impl<'a> Chores<'a> {
-    fn new(queue: &'a SyncQueue) -> Self {
+impl Chores {
+    pub(super) fn new(queue: Arc<SyncQueue>) -> Self {
         Self {
             queue,
             unindexed: Vec::new(),
@@ -240,21 +253,14 @@ impl<'a> Chores<'a> {
         let mut due: Option<Instant> = None;
         loop {
             let patience = due.map(|due| due.saturating_duration_since(Instant::now()));
-            let chores = self.queue.chores.take(patience);
+            let chores = self.queue.take_chores(patience);
             let is_stopped = chores.is_none();
             for chore in chores.into_iter().flatten() {
-                match chore {
-                    Chore::Close(closing) => self.close(closing),
-                    Chore::StoreEnd(partition) => self.moved.push(partition),
-                    Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
-                }
+                self.perform(chore);
             }
             if is_stopped || due.is_some_and(|due| due <= Instant::now()) {
                 due = None;
-                for closing in std::mem::take(&mut self.unindexed) {
-                    self.close(closing);
-                }
-                self.store_ends();
+                self.catch_up();
             }
             if is_stopped {
                 return;
@@ -264,6 +270,23 @@ impl<'a> Chores<'a> {
                 due = Some(Instant::now() + STORE_EVERY);
             }
         }
+    }
+
+    /// Does what can be done at once.
+    pub(super) fn perform(&mut self, chore: Chore) {
+        match chore {
+            Chore::Close(closing) => self.close(closing),
+            Chore::StoreEnd(partition) => self.moved.push(partition),
+            Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
+        }
+    }
+
+    /// Tries again what did not fit on the disk, and stores the ends that have moved.
+    pub(super) fn catch_up(&mut self) {
+        for closing in std::mem::take(&mut self.unindexed) {
+            self.close(closing);
+        }
+        self.store_ends();
     }
 
     fn close(&mut self, mut closing: Closing) {
@@ -362,7 +385,10 @@ mod tests {
     use super::*;
 
     fn queue(directory: &std::path::Path) -> Arc<SyncQueue> {
-        SyncQueue::new(Arc::default(), SyncedEnds::load(directory))
+        SyncQueue::new(
+            Arc::default(),
+            SyncedEnds::load(crate::log::system_disk(), directory, None),
+        )
     }
 
     #[tokio::test]

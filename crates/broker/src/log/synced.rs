@@ -12,16 +12,14 @@
 //! machine dies while one is being written, the other is valid, only older.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_disk::boot_id;
+use waybill_disk::files::{Disk, Open};
 
 use crate::locked;
 
@@ -36,6 +34,7 @@ pub(crate) type Key = ([u8; 16], i32);
 
 /// The ends of all partitions.
 pub(crate) struct SyncedEnds {
+    disk: Arc<dyn Disk>,
     dir: PathBuf,
     table: Mutex<Table>,
     /// The id of the machine's present start, if it is known.
@@ -45,11 +44,35 @@ pub(crate) struct SyncedEnds {
     has_rebooted: AtomicBool,
 }
 
+/// What is known of a log before it is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownSync {
+    /// Everything below is synced. `None` if nothing is known.
+    pub(crate) end: Option<i64>,
+    /// Whether the machine has booted since the log was open.
+    has_rebooted: bool,
+}
+
+impl KnownSync {
+    /// Whether a power failure may have damaged anything from `offset` on.
+    pub(crate) fn may_be_lost_from(self, offset: i64) -> bool {
+        self.has_rebooted && self.end.unwrap_or(0) <= offset
+    }
+}
+
 #[derive(Default)]
 struct Table {
     ends: HashMap<Key, i64>,
     /// The number of the newest file.
     number: u64,
+    /// The newest file as it was read, which may be in memory only: an earlier process may have
+    /// died before it was synced, or after that failed. `None` once it is surely on the disk.
+    found: Option<Vec<u8>>,
+    /// Whether neither file could be read. Either may become readable again, with a higher number
+    /// and older ends.
+    are_unreadable: bool,
+    /// Whether this process has made the names of the files durable.
+    are_named: [bool; 2],
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,27 +83,33 @@ struct Stored {
 }
 
 impl SyncedEnds {
-    /// Reads the record stored in `dir`; empty if nothing can be read.
-    pub(crate) fn load(dir: &Path) -> Self {
-        Self::load_on(dir, boot_id())
-    }
-
-    /// The same, on a machine whose present start has this id.
-    pub(crate) fn load_on(dir: &Path, boot_id: Option<String>) -> Self {
-        let newest = newest(dir).unwrap_or_else(|Unreadable| {
+    /// Reads the record stored in `dir`; empty if nothing can be read. `boot_id` is the id of the
+    /// machine's present start, if it is known.
+    pub(crate) fn load(disk: Arc<dyn Disk>, dir: &Path, boot_id: Option<String>) -> Self {
+        let newest = newest(&*disk, dir);
+        let are_unreadable = newest.is_err();
+        let newest = newest.unwrap_or_else(|Unreadable| {
             tracing::warn!(
                 path = %dir.display(),
                 "cannot read the synced ends of logs; log truncation goes undetected at this start"
             );
             None
         });
-        let before = newest.as_ref().and_then(|stored| stored.boot_id.clone());
+        let before = newest
+            .as_ref()
+            .and_then(|(stored, _)| stored.boot_id.clone());
         let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id;
-        let table = newest.map_or_else(Table::default, |stored| Table {
-            ends: stored.ends.into_iter().collect(),
-            number: stored.number,
-        });
+        let mut table = Table {
+            are_unreadable,
+            ..Table::default()
+        };
+        if let Some((stored, bytes)) = newest {
+            table.ends = stored.ends.into_iter().collect();
+            table.number = stored.number;
+            table.found = Some(bytes);
+        }
         Self {
+            disk,
             dir: dir.to_owned(),
             table: Mutex::new(table),
             boot_id,
@@ -99,6 +128,14 @@ impl SyncedEnds {
     pub(crate) fn logs_are_open(&self) -> io::Result<()> {
         self.has_rebooted.store(false, Ordering::Relaxed);
         self.store()
+    }
+
+    /// What is known of a partition before its log is opened.
+    pub(crate) fn known(&self, key: Key) -> KnownSync {
+        KnownSync {
+            end: self.of(key),
+            has_rebooted: self.has_rebooted(),
+        }
     }
 
     /// The known end of a partition; `None` if there is none.
@@ -121,6 +158,15 @@ impl SyncedEnds {
     /// Stores the recorded ends; durable when it returns. After an error the next call stores them.
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
+        if table.are_unreadable {
+            self.store_next(&mut table)?;
+            table.are_unreadable = false;
+        }
+        self.store_next(&mut table)
+    }
+
+    /// Stores them in the older file.
+    fn store_next(&self, table: &mut Table) -> io::Result<()> {
         let number = table.number + 1;
         // A start that fails may leave logs that it has not opened.
         let boot_id = match self.has_rebooted() {
@@ -138,38 +184,58 @@ impl SyncedEnds {
         bytes.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
         bytes.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(&body);
-        // The other, older file. It is overwritten, not created again, so that it keeps its space.
-        let path = self.dir.join(NAMES[usize::from(number % 2 == 1)]);
-        let is_new = !path.exists();
-        let mut options = OpenOptions::new();
-        let file = options
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .open(&path)?;
-        file.write_all_at(&bytes, 0)?;
-        file.sync_data()?;
-        if is_new {
-            File::open(&self.dir)?.sync_all()?;
+        // The newest one must be on the disk before the other is overwritten.
+        if let Some(found) = &table.found {
+            let newest = table.number;
+            self.write(newest, found)?;
+            table.found = None;
+            self.name(table, newest)?;
         }
+        self.write(number, &bytes)?;
+        self.name(table, number)?;
         table.number = number;
         Ok(())
     }
+
+    /// Writes and syncs the file with this number: the older one of the two, or the newest again.
+    fn write(&self, number: u64, bytes: &[u8]) -> io::Result<()> {
+        // It is overwritten, not created again, so that it keeps its space.
+        let path = self.dir.join(NAMES[slot(number)]);
+        let file = self.disk.open(&path, Open::Create)?;
+        file.write_all_at(bytes, 0)?;
+        file.sync()
+    }
+
+    /// Makes the name of the file with this number durable, once in each process: an earlier one
+    /// may have died before.
+    fn name(&self, table: &mut Table, number: u64) -> io::Result<()> {
+        if !table.are_named[slot(number)] {
+            self.disk.sync_dir(&self.dir)?;
+            table.are_named[slot(number)] = true;
+        }
+        Ok(())
+    }
+}
+
+/// Which of the files has this number.
+fn slot(number: u64) -> usize {
+    usize::from(number % 2 == 1)
 }
 
 /// Neither of the two files is whole. An interrupted write damages only one of them.
 #[derive(Debug)]
 struct Unreadable;
 
-/// The newest stored ends in `dir`, if there are any.
-fn newest(dir: &Path) -> Result<Option<Stored>, Unreadable> {
-    let files = NAMES.map(|name| fs::read(dir.join(name)));
-    let decoded = files
-        .iter()
-        .filter_map(|file| decode(file.as_deref().ok()?));
-    let newest = decoded.max_by_key(|stored| stored.number);
+/// The newest stored ends in `dir`, if there are any, and their file's content.
+fn newest(disk: &dyn Disk, dir: &Path) -> Result<Option<(Stored, Vec<u8>)>, Unreadable> {
+    let files = NAMES.map(|name| disk.read(&dir.join(name)));
     let is_missing = |file: &io::Result<Vec<u8>>| matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound);
-    if newest.is_none() && !files.iter().any(is_missing) {
+    let is_any_missing = files.iter().any(is_missing);
+    let decoded = files
+        .into_iter()
+        .filter_map(|file| file.ok().and_then(|bytes| Some((decode(&bytes)?, bytes))));
+    let newest = decoded.max_by_key(|(stored, _)| stored.number);
+    if newest.is_none() && !is_any_missing {
         return Err(Unreadable);
     }
     Ok(newest)
@@ -187,19 +253,27 @@ fn decode(bytes: &[u8]) -> Option<Stored> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use waybill_disk::files::SystemDisk;
+
     use super::*;
+
+    fn load(dir: &Path) -> SyncedEnds {
+        SyncedEnds::load(Arc::new(SystemDisk), dir, None)
+    }
 
     #[test]
     fn a_torn_file_leaves_the_older_ends() {
         let dir = tempfile::tempdir().unwrap();
         let key = ([1; 16], 3);
-        let ends = SyncedEnds::load(dir.path());
+        let ends = load(dir.path());
         assert_eq!(ends.of(key), None);
         for end in [10, 20, 15] {
             ends.note(key, end);
             ends.store().unwrap();
         }
-        assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(20));
+        assert_eq!(load(dir.path()).of(key), Some(20));
         ends.note(key, 30);
         ends.store().unwrap();
         // The fourth is in the first file.
@@ -207,36 +281,32 @@ mod tests {
         let whole = fs::read(&newest).unwrap();
         for cut in 0..whole.len() {
             fs::write(&newest, &whole[..cut]).unwrap();
-            assert_eq!(
-                SyncedEnds::load(dir.path()).of(key),
-                Some(20),
-                "cut at {cut}"
-            );
+            assert_eq!(load(dir.path()).of(key), Some(20), "cut at {cut}");
         }
         for at in 0..whole.len() {
             let mut bad = whole.clone();
             bad[at] ^= 1;
             fs::write(&newest, &bad).unwrap();
-            assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(20), "byte {at}");
+            assert_eq!(load(dir.path()).of(key), Some(20), "byte {at}");
         }
         fs::write(&newest, &whole).unwrap();
-        assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(30));
+        assert_eq!(load(dir.path()).of(key), Some(30));
     }
 
     #[test]
     fn unreadable_files_are_distinguished_from_missing_files() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(newest(dir.path()), Ok(None)));
-        let ends = SyncedEnds::load(dir.path());
+        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(None)));
+        let ends = load(dir.path());
         ends.store().unwrap();
         // The first one was cut short, and there is no other yet.
         let first = dir.path().join(NAMES[1]);
         let whole = fs::read(&first).unwrap();
         fs::write(&first, &whole[..10]).unwrap();
-        assert!(matches!(newest(dir.path()), Ok(None)));
+        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(None)));
         ends.store().unwrap();
-        assert!(matches!(newest(dir.path()), Ok(Some(_))));
+        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(Some(_))));
         fs::write(dir.path().join(NAMES[0]), b"").unwrap();
-        assert!(newest(dir.path()).is_err());
+        assert!(newest(&SystemDisk, dir.path()).is_err());
     }
 }

@@ -15,10 +15,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use waybill_disk::files::Disk;
 use waybill_disk::is_full;
 use waybill_disk::write_back::WriteBackProgress;
 
-use super::disk::{LogFile, sync_dir};
+use super::disk::LogFile;
 use super::partition::{Condition, Log, Partition};
 use super::producers::Producers;
 use super::segment::{ClosedSegment, IndexFile, LogError, SegmentIndex, open_segment};
@@ -73,12 +74,13 @@ pub(crate) struct SyncJob {
 
 impl SyncJob {
     /// Syncs it.
-    pub(crate) fn run(&self) -> io::Result<()> {
+    pub(crate) fn run(&self, disk: &dyn Disk) -> io::Result<()> {
         for segment in &self.closed {
-            segment.file.sync()?;
+            segment.file.sync(disk)?;
         }
-        self.active.sync()?;
-        self.names.as_deref().map_or(Ok(()), sync_dir)
+        self.active.sync(disk)?;
+        let names = self.names.as_deref();
+        names.map_or(Ok(()), |dir| disk.sync_dir(dir))
     }
 }
 
@@ -95,7 +97,7 @@ impl Partition {
     /// Begins a new active segment.
     pub(super) fn roll(self: &Arc<Self>, log: &mut Log) -> io::Result<()> {
         let base = log.active.next_offset;
-        let file = open_segment(&self.dir, base)?;
+        let file = open_segment(&*self.limits.disk, &self.dir, base)?;
         let old = std::mem::replace(&mut log.active, SegmentIndex::new(base));
         let old_file = std::mem::replace(&mut log.file, file);
         log.recent.clear();
@@ -180,7 +182,8 @@ impl Partition {
             return Ok(());
         }
         if !closing.is_synced {
-            let synced = file.sync().and_then(|()| sync_dir(&self.dir));
+            let disk = &*self.limits.disk;
+            let synced = file.sync(disk).and_then(|()| disk.sync_dir(&self.dir));
             synced.map_err(|error| {
                 self.sync_failed(&error);
                 NotClosed::Failed
@@ -194,7 +197,7 @@ impl Partition {
             let mut closed = log.closed.iter();
             let is_kept = closed.any(|segment| segment.index.base == index.base);
             if is_kept && self.condition() == Condition::Online {
-                IndexFile::store(&self.dir, index.base, &encoded)?;
+                IndexFile::store(&*self.limits.disk, &self.dir, index.base, &encoded)?;
             }
             Ok(())
         });
@@ -237,22 +240,26 @@ impl Partition {
             }
             Condition::Offline | Condition::Deleted => return Ok(()),
         }
+        let disk = &*self.limits.disk;
         for segment in &log.unsynced_segments {
             let path = segment.file.path();
             segment
                 .file
-                .sync()
+                .sync(disk)
                 .map_err(LogError::of("cannot sync", path))?;
         }
         let path = log.file.path();
-        log.file.sync().map_err(LogError::of("cannot sync", path))?;
-        sync_dir(&self.dir).map_err(LogError::of("cannot sync", &self.dir))?;
+        log.file
+            .sync(disk)
+            .map_err(LogError::of("cannot sync", path))?;
+        disk.sync_dir(&self.dir)
+            .map_err(LogError::of("cannot sync", &self.dir))?;
         self.limits
             .syncs
             .ends
             .note(self.key(), log.active.next_offset);
         let stored = IndexFile::encode(&log.active, &log.producers)
-            .and_then(|encoded| IndexFile::store(&self.dir, log.active.base, &encoded));
+            .and_then(|encoded| IndexFile::store(disk, &self.dir, log.active.base, &encoded));
         match stored {
             Err(error) if is_full(&error) => {
                 tracing::warn!(topic = %self.topic, partition = self.index, %error, "the disk is full: could not write an index");

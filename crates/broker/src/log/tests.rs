@@ -45,9 +45,18 @@ fn log_dir(dir: &TempDir) -> PathBuf {
     dir.path().join("log")
 }
 
+fn stored_ends(dir: &TempDir) -> SyncedEnds {
+    SyncedEnds::load(system_disk(), dir.path(), None)
+}
+
+/// The same, on a machine whose present start has this id.
+fn ends_after_boot(dir: &TempDir, boot: &str) -> SyncedEnds {
+    SyncedEnds::load(system_disk(), dir.path(), Some(boot.to_owned()))
+}
+
 impl Fixture {
     fn open(dir: &TempDir, config: TopicConfig) -> Result<Self, LogError> {
-        Self::open_with(dir, config, SyncedEnds::load(dir.path()))
+        Self::open_with(dir, config, stored_ends(dir))
     }
 
     fn open_with(dir: &TempDir, config: TopicConfig, ends: SyncedEnds) -> Result<Self, LogError> {
@@ -55,6 +64,7 @@ impl Fixture {
         let syncs = SyncQueue::new(Arc::clone(&counters), ends);
         let threads = SyncThreads::start(Arc::clone(&syncs)).unwrap();
         let limits = Limits {
+            disk: system_disk(),
             producers_max: 10,
             syncs: Arc::clone(&syncs),
             low_on_disk: Arc::default(),
@@ -150,8 +160,12 @@ async fn a_failed_sync_takes_the_partition_offline_and_its_records_stay_invisibl
     assert!(refused.to_string().contains("os error 5"), "{refused}");
     // The disk would take it now.
     fixture.partition.set_config(synced());
-    let file = LogFile::open(log_dir(&dir).join("00000000000000000000.log")).unwrap();
-    file.sync().unwrap();
+    let file = LogFile::open(
+        &*system_disk(),
+        log_dir(&dir).join("00000000000000000000.log"),
+    )
+    .unwrap();
+    file.sync(&*system_disk()).unwrap();
     assert_eq!(fixture.partition.high_watermark(), 1);
     assert!(before > 0);
     assert!(fixture.partition.close().is_ok(), "nothing is written");
@@ -308,17 +322,15 @@ async fn the_stored_synced_end_never_exceeds_the_synced_bytes() {
     let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     for count in 1..=5 {
         assert!(fixture.produce().await.unwrap());
-        let stored = SyncedEnds::load(dir.path()).of(KEY).unwrap_or(0);
+        let stored = stored_ends(&dir).of(KEY).unwrap_or(0);
         assert!(stored <= count, "{stored} of {count}");
     }
-    until("the end is stored", || {
-        SyncedEnds::load(dir.path()).of(KEY) == Some(5)
-    });
+    until("the end is stored", || stored_ends(&dir).of(KEY) == Some(5));
     faults::plan(dir.path(), Op::Sync, EIO, 1);
     assert!(!fixture.produce().await.unwrap());
     fixture.until_offline().await;
     drop(fixture);
-    assert_eq!(SyncedEnds::load(dir.path()).of(KEY), Some(5));
+    assert_eq!(stored_ends(&dir).of(KEY), Some(5));
 }
 
 #[tokio::test]
@@ -403,7 +415,7 @@ fn flip(dir: &TempDir, number: usize) {
 
 /// A partition on a machine that has booted for this time. Four records are appended to it.
 fn appended_after_boot(dir: &TempDir, config: TopicConfig, boot: &str) -> Result<i64, LogError> {
-    let ends = SyncedEnds::load_on(dir.path(), Some(boot.to_owned()));
+    let ends = ends_after_boot(dir, boot);
     let fixture = Fixture::open_with(dir, config, ends)?;
     fixture.syncs.ends.logs_are_open().unwrap();
     let end = fixture.partition.high_watermark();
@@ -422,7 +434,7 @@ fn unsynced_damage_is_a_torn_tail_only_after_a_reboot() {
     let refused = appended_after_boot(&dir, unsynced, "first");
     assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
     // A start that opens no log changes nothing.
-    let ends = SyncedEnds::load_on(dir.path(), Some("second".to_owned()));
+    let ends = ends_after_boot(&dir, "second");
     ends.store().unwrap();
     let end = appended_after_boot(&dir, unsynced, "second").unwrap();
     assert_eq!(end, 2);
@@ -433,13 +445,13 @@ fn unsynced_damage_is_a_torn_tail_only_after_a_reboot() {
 #[tokio::test]
 async fn synced_damage_refuses_the_log_after_a_reboot_too() {
     let dir = TempDir::new().unwrap();
-    let ends = SyncedEnds::load_on(dir.path(), Some("first".to_owned()));
+    let ends = ends_after_boot(&dir, "first");
     let fixture = Fixture::open_with(&dir, synced(), ends).unwrap();
     for _ in 0..3 {
         assert!(fixture.produce().await.unwrap());
     }
     until("the synced end is stored", || {
-        SyncedEnds::load(dir.path()).of(KEY) == Some(3)
+        stored_ends(&dir).of(KEY) == Some(3)
     });
     drop(fixture);
     flip(&dir, 1);

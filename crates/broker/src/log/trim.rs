@@ -3,8 +3,10 @@
 //! Ages are [measured by the broker](crate::retention), whatever the records' timestamps. Only
 //! whole closed segments are deleted. An active one with nothing worth keeping is closed first, so
 //! that its space is freed too.
+//!
+//! What must hold: **the log never has a gap**, whatever fails and whenever power is lost. So
+//! segments are deleted in order, each durably before the next.
 
-use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +47,9 @@ impl Partition {
                 .retention_bytes
                 .is_some_and(|kept| bytes.saturating_sub(first.index.bytes) >= kept);
             let durable = first.index.next_offset <= self.high_watermark();
-            if !durable || !(is_surplus || is_expired(first.index.base)) {
+            // One that could not be deleted earlier.
+            let is_left = first.index.next_offset <= self.log_start();
+            if !durable || !(is_surplus || is_left || is_expired(first.index.base)) {
                 break;
             }
             bytes -= first.index.bytes;
@@ -83,7 +87,8 @@ impl Partition {
         log.active.bytes > 0 && self.high_watermark() >= log.active.next_offset
     }
 
-    /// Deletes segments that were removed from the log.
+    /// Deletes segments that were removed from the log, the oldest first. After an error, those that
+    /// are left return to it: if later ones were deleted before them, a start would find a gap.
     fn remove(
         &self,
         log: std::sync::MutexGuard<'_, Log>,
@@ -95,24 +100,46 @@ impl Partition {
             .map_or(log.active.base, |segment| segment.index.base);
         self.log_start.fetch_max(first, Ordering::AcqRel);
         drop(log);
-        for segment in deleted {
-            let base = segment.index.base;
-            tracing::info!(
-                topic = %self.topic,
-                partition = self.index,
-                base,
-                bytes = segment.index.bytes,
-                "deleted a segment"
-            );
-            // The index first: without its segment it would never be deleted.
-            match fs::remove_file(index_path(&self.dir, base)) {
+        for (at, segment) in deleted.iter().enumerate() {
+            // The names of the segments that stay become durable first: without any segment, the log
+            // would begin at 0 again.
+            let named = match at {
+                0 => self.limits.disk.sync_dir(&self.dir),
+                _ => Ok(()),
+            };
+            if let Err(error) = named.and_then(|()| self.delete_segment(segment)) {
+                let mut log = locked(&self.log);
+                for left in deleted[at..].iter().rev() {
+                    log.closed.push_front(Arc::clone(left));
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the files of a segment. Durable when it returns: in a power loss, the deletion of the
+    /// next one must not survive without this one.
+    fn delete_segment(&self, segment: &ClosedSegment) -> io::Result<()> {
+        let disk = &*self.limits.disk;
+        let base = segment.index.base;
+        // The index first: without its segment it would never be deleted.
+        for path in [index_path(&self.dir, base), segment_path(&self.dir, base)] {
+            match disk.remove(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            fs::remove_file(segment_path(&self.dir, base))?;
-            self.topic_bytes
-                .fetch_sub(segment.index.bytes, Ordering::Relaxed);
         }
+        disk.sync_dir(&self.dir)?;
+        self.topic_bytes
+            .fetch_sub(segment.index.bytes, Ordering::Relaxed);
+        tracing::info!(
+            topic = %self.topic,
+            partition = self.index,
+            base,
+            bytes = segment.index.bytes,
+            "deleted a segment"
+        );
         Ok(())
     }
 }

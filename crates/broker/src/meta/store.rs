@@ -23,7 +23,7 @@ use fjall::{
 use waybill_disk::{Depth, Synced, is_full, prepare};
 
 use crate::locked;
-use crate::log::has_room;
+use crate::log::{has_room, system_disk};
 
 /// The store holds little: small buffers keep its memory small.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -166,7 +166,7 @@ impl Reopening {
         {
             return;
         }
-        if !has_room(&self.path).unwrap_or(false) {
+        if !has_room(&*system_disk(), &self.path).unwrap_or(false) {
             failures.is_unexplained = false;
             failures.tried = Some(Instant::now());
             return;

@@ -19,7 +19,7 @@ impl Topics {
     /// Opens partitions again whose disk was full at a sync, if there is room. Returns `false` if
     /// some are left. Blocks.
     pub(crate) fn reopen_full(&self) -> bool {
-        let has_room = has_room(&self.logs).unwrap_or_else(|error| {
+        let has_room = has_room(&*self.limits.disk, &self.logs).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot tell whether the disk has room");
             false
         });
@@ -37,8 +37,12 @@ impl Topics {
                 }
                 match partition.reopen() {
                     Ok(opened) => {
+                        let lowered = self.lower_log_start(&opened, partition.log_start());
                         *partition = Arc::new(opened);
                         is_changed = true;
+                        if let Err(error) = lowered {
+                            partition.fail("reopen", &io::Error::other(with_causes(&error)));
+                        }
                     }
                     Err(error) if is_full(&error) => is_done = false,
                     Err(error) => {

@@ -6,7 +6,7 @@ use waybill_wire::batch::made::batch;
 
 use super::*;
 use crate::log::faults::{self, Op};
-use crate::log::{AppendError, Appended, Condition, SyncedEnds};
+use crate::log::{AppendError, Appended, Condition, SyncedEnds, system_disk};
 use crate::log::{SyncQueue, SyncThreads};
 use crate::stats::Counters;
 
@@ -16,8 +16,12 @@ const TIMES_MS: [i64; 3] = [0, 1_790_000_000_000, 4_102_444_800_000];
 
 fn open(dir: &Path) -> Topics {
     let limits = Limits {
+        disk: system_disk(),
         producers_max: 10,
-        syncs: SyncQueue::new(Arc::new(Counters::default()), SyncedEnds::load(dir)),
+        syncs: SyncQueue::new(
+            Arc::new(Counters::default()),
+            SyncedEnds::load(system_disk(), dir, None),
+        ),
         low_on_disk: Arc::default(),
     };
     let meta = Arc::new(Meta::open(&dir.join("meta")).unwrap());
@@ -93,6 +97,35 @@ fn ages_continue_after_a_restart() {
 }
 
 #[test]
+fn records_that_follow_a_lost_end_are_visible_after_the_next_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let topics = open(dir.path());
+    topics.create("t", 1, TopicConfig::default()).unwrap();
+    for timestamp in TIMES_MS {
+        append(&topics, timestamp);
+    }
+    let topic = topics.get("t").unwrap();
+    topics
+        .meta
+        .put_log_start(*topic.id.as_bytes(), 0, 3)
+        .unwrap();
+    topic.partitions[0].delete_records(2).unwrap();
+    drop((topic, topics));
+    // A power loss: the topic is not synced.
+    let segment = partition_dir(&logs_dir(dir.path()), "t", 0).join("00000000000000000000.log");
+    std::fs::write(&segment, b"").unwrap();
+
+    let topics = open(dir.path());
+    assert_eq!(log_start(&topics), 0);
+    append(&topics, TIMES_MS[0]);
+    drop(topics);
+    let topics = open(dir.path());
+    assert_eq!(log_start(&topics), 0);
+    let partition = Arc::clone(&topics.get("t").unwrap().partitions[0]);
+    assert_eq!(partition.high_watermark(), 1);
+}
+
+#[test]
 fn the_ages_of_a_deleted_topic_are_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let topics = open(dir.path());
@@ -136,9 +169,10 @@ struct Fixture {
 impl Fixture {
     fn new(config: TopicConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let ends = SyncedEnds::load(dir.path());
+        let ends = SyncedEnds::load(system_disk(), dir.path(), None);
         let syncs = SyncQueue::new(Arc::new(Counters::default()), ends);
         let limits = Limits {
+            disk: system_disk(),
             producers_max: 10,
             syncs: Arc::clone(&syncs),
             low_on_disk: Arc::default(),
