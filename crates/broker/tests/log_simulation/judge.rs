@@ -1,7 +1,7 @@
 //! The judge: knows what was sent and what was promised, and compares it with what the log says.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytes::Bytes;
 use waybill_wire::batch::{BatchHeader, filler};
@@ -179,7 +179,7 @@ impl Judge {
             return Err(broken(Rule::Refused, what));
         }
         let is_rotten = self.rotten.contains(&offset);
-        if !is_rotten && !(self.is_holed && offset >= self.durable_end) {
+        if !(is_rotten || self.is_holed && offset >= self.durable_end) {
             let what = format!("nothing is damaged at {offset}: {damage}");
             return Err(broken(Rule::Refused, what));
         }
@@ -234,7 +234,7 @@ impl Judge {
     }
 
     /// A damaged batch was reported.
-    pub(super) fn damaged(&self, offset: i64, path: &PathBuf, position: u64) -> Verdict {
+    pub(super) fn damaged(&self, offset: i64, path: &Path, position: u64) -> Verdict {
         let place = self.at(path, position);
         if self.rotten.contains(&offset) && place == Some((offset, position)) {
             return Ok(());
