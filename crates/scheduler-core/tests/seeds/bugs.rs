@@ -48,7 +48,7 @@ impl Bug {
                 "A lease is taken without waiting for its owner to be silent"
             }
             Self::ForgetStampFloor => "A new owner's stamps may be below its predecessor's",
-            Self::SkipLogCheck => "A log that begins behind its checkpoint is read all the same",
+            Self::SkipLogCheck => "A log that begins behind its checkpoint is accepted",
         }
     }
 
