@@ -3,8 +3,8 @@
 //! A judge that knows only what was sent and promised checks what is there. See
 //! `docs/simulator.md`.
 //!
-//! `WAYBILL_SEED=<n>` runs that seed alone, `WAYBILL_SEEDS=<n>` as many, from
-//! `WAYBILL_FIRST_SEED=<n>` on.
+//! `WAYBILL_TEST_SEED=<n>` runs that seed alone, `WAYBILL_TEST_SEEDS=<n>` as many, from
+//! `WAYBILL_TEST_FIRST_SEED=<n>` on.
 
 mod boots;
 mod bugs;
@@ -53,11 +53,11 @@ const SEEN: [(&str, u64); 18] = [
 
 #[test]
 fn a_log_keeps_what_it_acknowledged_whatever_the_disk_does() {
-    if let Some(seed) = setting("WAYBILL_SEED") {
+    if let Some(seed) = setting("WAYBILL_TEST_SEED") {
         return report(seed);
     }
-    let seeds = setting("WAYBILL_SEEDS").unwrap_or(SEEDS);
-    let first = setting("WAYBILL_FIRST_SEED").unwrap_or(0);
+    let seeds = setting("WAYBILL_TEST_SEEDS").unwrap_or(SEEDS);
+    let first = setting("WAYBILL_TEST_FIRST_SEED").unwrap_or(0);
     let next = AtomicU64::new(first);
     let worker = || {
         let mut seen = BTreeMap::<&str, u64>::new();

@@ -1,6 +1,6 @@
 //! Every crash point of a short run, and pairs of them.
 //!
-//! `WAYBILL_CRASH_PAIRS=1` runs all pairs, `WAYBILL_CRASH_PAIRS=<n>` every n-th.
+//! `WAYBILL_TEST_CRASH_PAIRS=1` runs all pairs, `WAYBILL_TEST_CRASH_PAIRS=<n>` every n-th.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -75,7 +75,9 @@ fn check(crashes: &[(u64, Loss)]) -> u64 {
 
 #[test]
 fn every_crash_point_is_survived_and_pairs_of_them() {
-    let every = setting("WAYBILL_CRASH_PAIRS").unwrap_or(PAIRS_EVERY).max(1) as usize;
+    let every = setting("WAYBILL_TEST_CRASH_PAIRS")
+        .unwrap_or(PAIRS_EVERY)
+        .max(1) as usize;
     let once: Vec<_> = (0..check(&[]))
         .flat_map(|at| LOSSES.map(|loss| (at, loss)))
         .collect();

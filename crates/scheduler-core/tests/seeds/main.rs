@@ -7,7 +7,7 @@
 //! must run again and every operation must end, except where the log has lost requests: there the
 //! shard must be refused.
 //!
-//! `WAYBILL_SEEDS` sets the number of seeds, and `WAYBILL_FIRST_SEED` the first.
+//! `WAYBILL_TEST_SEEDS` sets the number of seeds, and `WAYBILL_TEST_FIRST_SEED` the first.
 
 mod bugs;
 mod judge;
@@ -26,8 +26,8 @@ const SEEDS: u64 = 100;
 
 #[test]
 fn every_seed_keeps_what_must_hold() {
-    let first = setting("WAYBILL_FIRST_SEED").unwrap_or(0);
-    let seeds = setting("WAYBILL_SEEDS").unwrap_or(SEEDS);
+    let first = setting("WAYBILL_TEST_FIRST_SEED").unwrap_or(0);
+    let seeds = setting("WAYBILL_TEST_SEEDS").unwrap_or(SEEDS);
     let mut seen = Seen::default();
     for seed in first..first + seeds {
         let outcome = run(seed, None);

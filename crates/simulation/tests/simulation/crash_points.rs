@@ -211,10 +211,10 @@ fn survive(course: Course, variant: u64, crashes: &[Crash]) -> Seen {
 
 #[test]
 fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
-    let variants = setting("WAYBILL_CRASH_VARIANTS").unwrap_or(0);
+    let variants = setting("WAYBILL_TEST_CRASH_VARIANTS").unwrap_or(0);
     if variants == 0 {
         skipped(
-            "a second crash at every point: WAYBILL_CRASH_VARIANTS does not say in how many variants",
+            "a second crash at every point: WAYBILL_TEST_CRASH_VARIANTS does not say in how many variants",
         );
     }
     let with_one = with_one_crash(VARIANTS.max(variants));

@@ -5,8 +5,8 @@
 //! succeed, fail, hang and refuse. A judge checks the invariants on every write, message and
 //! checkpoint, and the whole run at its end. See `docs/simulator.md`.
 //!
-//! A failing seed prints its number and the history of the affected operation. `WAYBILL_SEED=<n>`
-//! runs that seed alone, `WAYBILL_SEEDS=<n>` as many, from `WAYBILL_FIRST_SEED=<n>` on.
+//! A failing seed prints its number and the history of the affected operation. `WAYBILL_TEST_SEED=<n>`
+//! runs that seed alone, `WAYBILL_TEST_SEEDS=<n>` as many, from `WAYBILL_TEST_FIRST_SEED=<n>` on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,11 +46,11 @@ const THREADS: u64 = 2;
 
 #[test]
 fn random_faults_lose_duplicate_or_half_undo_nothing() {
-    if let Some(seed) = setting("WAYBILL_SEED") {
+    if let Some(seed) = setting("WAYBILL_TEST_SEED") {
         return report(seed);
     }
-    let seeds = setting("WAYBILL_SEEDS").unwrap_or(SEEDS);
-    let first = setting("WAYBILL_FIRST_SEED").unwrap_or(0);
+    let seeds = setting("WAYBILL_TEST_SEEDS").unwrap_or(SEEDS);
+    let first = setting("WAYBILL_TEST_FIRST_SEED").unwrap_or(0);
     let (seen, failed) = run_all(first, seeds);
     if let Some(seed) = failed {
         report(seed);

@@ -2,7 +2,7 @@
 //! memory, in virtual time. A seed decides which calls fail, are slow or are applied although they
 //! failed, and when processes die, are paused and are stopped. The judge sees only the world.
 //!
-//! `WAYBILL_SEEDS` sets the number of seeds, and `WAYBILL_FIRST_SEED` the first.
+//! `WAYBILL_TEST_SEEDS` sets the number of seeds, and `WAYBILL_TEST_FIRST_SEED` the first.
 
 mod calls;
 mod failed;
@@ -24,8 +24,8 @@ const SEEDS: u64 = 1_000;
 
 #[test]
 fn every_due_entry_is_woken_by_an_owner_and_passed_only_then() {
-    let first = setting("WAYBILL_FIRST_SEED").unwrap_or(0);
-    let seeds = setting("WAYBILL_SEEDS").unwrap_or(SEEDS);
+    let first = setting("WAYBILL_TEST_FIRST_SEED").unwrap_or(0);
+    let seeds = setting("WAYBILL_TEST_SEEDS").unwrap_or(SEEDS);
     let mut seen = Seen::default();
     for seed in first..first + seeds {
         seen.add(&Run::new(seed).finish());
