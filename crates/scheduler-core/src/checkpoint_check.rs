@@ -181,7 +181,7 @@ pub(crate) fn start_offsets(
 /// A version that compares fingerprints with records alone does so only if the log has a record
 /// below the checkpoint. There was none when the fingerprint was stored, so that version also
 /// refuses another topic.
-pub fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
+pub(crate) fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
     let mut is_changed = false;
     for priority in Priority::ALL {
         let source = priority.source();

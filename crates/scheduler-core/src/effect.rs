@@ -17,8 +17,9 @@ use crate::task::{Panicked, StoreFailure, Task};
 /// An effect of the loop. Its results return as inputs, at any later time.
 #[derive(Debug)]
 pub enum Effect {
-    /// Acquire the lease of a shard, and read where the logs of its partition begin and end.
-    /// Answered with [`Input::Acquired`](crate::Input::Acquired).
+    /// Acquire the lease of a shard, and read where the logs of its partition begin and end, as
+    /// [`Acquisition`](crate::Acquisition) says. Answered with
+    /// [`Input::Acquired`](crate::Input::Acquired).
     Acquire {
         /// The shard.
         shard: ShardId,

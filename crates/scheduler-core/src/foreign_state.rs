@@ -19,7 +19,7 @@ use crate::lease::AcquireError;
 /// # Errors
 ///
 /// [`AcquireError::StateElsewhere`] names the committed offset.
-pub fn check_committed(end: Offset, committed: Option<Offset>) -> Result<(), AcquireError> {
+pub(crate) fn check_committed(end: Offset, committed: Option<Offset>) -> Result<(), AcquireError> {
     match committed.filter(|done| Offset(0) < *done && *done <= end) {
         None => Ok(()),
         Some(done) => {
@@ -34,7 +34,7 @@ pub fn check_committed(end: Offset, committed: Option<Offset>) -> Result<(), Acq
 /// # Errors
 ///
 /// [`AcquireError::StateElsewhere`] names the log.
-pub fn check_beginnings(first: &TopicOffsets) -> Result<(), AcquireError> {
+pub(crate) fn check_beginnings(first: &TopicOffsets) -> Result<(), AcquireError> {
     for (source, topic) in [
         (Source::Requests, "requests"),
         (Source::HighPriority, "high-priority requests"),

@@ -9,6 +9,8 @@ use std::time::Duration;
 use waybill_engine::{BootTime, ByPriority, Now, Offset, OwnerId, Priority, Stamp, Timestamp};
 use waybill_state::{Checkpoint, Lease};
 
+use crate::task::Panicked;
+
 /// How long leases last.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseTerms {
@@ -26,7 +28,7 @@ impl LeaseTerms {
 }
 
 /// A lease that this process holds.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct HeldLease {
     /// The row as it was last written.
     pub row: Lease,
@@ -64,6 +66,12 @@ pub enum AcquireError {
     /// The store or the broker failed, or the task panicked: the error with its causes.
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<Panicked> for AcquireError {
+    fn from(panicked: Panicked) -> Self {
+        Self::Failed(panicked.to_string())
+    }
 }
 
 impl HeldLease {

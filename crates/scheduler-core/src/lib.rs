@@ -2,8 +2,8 @@
 //!
 //! [`SchedulerLoop`] owns the engines of all shards of a process. Inputs and the time go in; leases to
 //! write, rows to commit, messages to send and orders to the consumers come out, as a list of
-//! [`Effect`]s that a driver performs in order. `crates/scheduler` is the driver on rdkafka and the
-//! state store.
+//! [`Effect`]s that a driver performs in order. [`Acquisition`] decides how the lease of a shard is
+//! acquired, one call at a time. `crates/scheduler` is the driver on rdkafka and the state store.
 //!
 //! What must hold here: no message leaves before the row that intends it is durable, nothing is sent
 //! once the lease has ended, and the same inputs at the same times give the same effects.
@@ -11,6 +11,7 @@
 //! Deliberately absent: clocks, threads, sockets, and tasks. The manifest cannot reach tokio, rdkafka
 //! or a database, and `clippy.toml` bans the parts of `std` that would give access to them.
 
+mod acquisition;
 mod amount;
 mod checkpoint_check;
 mod commits;
@@ -29,11 +30,12 @@ mod slot;
 mod standstill;
 mod task;
 
+pub use acquisition::{
+    Acquisition, AcquisitionAnswer, AcquisitionCall, AcquisitionStep, Candidate,
+};
 pub use amount::Amount;
-pub use checkpoint_check::remember_topics;
 pub use control::ControlError;
 pub use effect::{Assignment, Effect, LoopError, Note};
-pub use foreign_state::{check_beginnings, check_committed};
 pub use input::{
     Arrived, Asker, CallerId, CommitNumber, Generation, Input, LostCause, SendNumber, Undelivered,
 };

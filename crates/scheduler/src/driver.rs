@@ -23,14 +23,13 @@ use tokio::sync::oneshot;
 use waybill_clock::{Suspensions, boot_clock, clocks};
 use waybill_engine::{ByPriority, Now, PartitionId, Priority, ShardId, Source, Timestamp};
 use waybill_scheduler_core::{
-    Amount, CallerId, CommitNumber, ControlError, Effect, Generation, Input, Own, SchedulerLoop,
-    Task, TaskError,
+    Amount, CallerId, Candidate, CommitNumber, ControlError, Effect, Generation, Input, Own,
+    SchedulerLoop, Task, TaskError,
 };
 use waybill_state::WriteBatch;
 use waybill_store::Store;
 use waybill_telemetry::trace::OpenSpan;
 
-pub(super) use self::leases::Candidate;
 use self::notes::Notes;
 use super::consumers::Consumers;
 use super::dispatcher::Dispatcher;
@@ -72,6 +71,7 @@ pub(super) struct DriverParts {
     pub sender: Inputs,
     pub consumers: Consumers,
     pub dispatcher: Dispatcher,
+    /// How this process acquires leases.
     pub candidate: Candidate,
     pub views: Views,
 }

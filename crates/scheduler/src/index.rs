@@ -8,10 +8,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::try_join_all;
-use waybill_clock::boot_clock;
+use waybill_clock::{boot_clock, wall_clock};
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_state::{DueBucket, DueEntry, WriteBatch, Written};
 use waybill_store::{Store, StoreError};
+
+/// Ensures that the sweep of an index shard begins no later than now: stores a cursor if there is
+/// none, before any entry is written.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn begin(store: &dyn Store, index_shard: PartitionId) -> Result<(), StoreError> {
+    let asked_at = wall_clock();
+    let stored = store.due_cursor(index_shard).await?;
+    match DueBucket::first_cursor(stored, asked_at) {
+        Some(cursor) => store.advance_due_cursor(index_shard, cursor).await,
+        None => Ok(()),
+    }
+}
 
 /// Writes a commit, and writes its index entries again until none is behind its sweep's cursor.
 /// `now` is the time of the engines' decisions.

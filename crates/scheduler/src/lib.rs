@@ -9,7 +9,6 @@
 //! The invariants are documented with the code that keeps them: rows before messages, and no action
 //! after the lease has ended, in `waybill_scheduler_core`; no read beyond the room in `credit`.
 
-mod acquire_error;
 mod admission;
 mod config;
 mod consumers;
@@ -18,13 +17,11 @@ mod credit;
 mod decode;
 mod dispatcher;
 mod driver;
-mod foreign_state;
 mod incoming;
 mod index;
 mod lag;
 pub mod metrics;
 mod nonces;
-mod ownership;
 mod spans;
 mod tasks;
 mod unreadable;
@@ -45,21 +42,20 @@ use waybill_clock::clocks;
 use waybill_engine::{EngineConfig, OwnerId, ShardId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
-use waybill_scheduler_core::{Input, LeaseTerms, LoopSettings, SchedulerLoop};
+use waybill_scheduler_core::{Candidate, Input, LeaseTerms, LoopSettings, SchedulerLoop};
 use waybill_state::Layout;
 use waybill_store::{ReplyKey, Store};
 use waybill_telemetry::health::{Liveness, Readiness};
 
 pub use self::config::{IdentityError, PartitionChoice, SchedulerConfig};
-pub use self::index::write as write_indexed;
+pub use self::index::{begin as begin_index, write as write_indexed};
 pub use self::nonces::reply_key;
-pub use self::ownership::begin_index;
 pub use waybill_scheduler_core::Own;
 
 use self::consumers::Consumers;
 use self::control::{ControlError, SchedulerControl, SchedulerView};
 use self::dispatcher::Dispatcher;
-use self::driver::{Candidate, Driver, DriverParts};
+use self::driver::{Driver, DriverParts};
 use self::incoming::{Incoming, Inputs};
 use self::nonces::Nonces;
 use self::view::Views;
@@ -243,9 +239,10 @@ impl Scheduler {
         .with_agents(direct);
         let views = Views::new(readiness, liveness);
         views.relay(settings.own, &layout);
+        let store_is_exclusive = store.is_exclusive();
         let owner = OwnerId(Uuid::new_v4());
         let scheduler_loop = SchedulerLoop::new(
-            settings.of_loop(store.is_exclusive()),
+            settings.of_loop(store_is_exclusive),
             settings.of_engines(),
             workflows,
             owner,
@@ -263,6 +260,7 @@ impl Scheduler {
             candidate: Candidate {
                 owner,
                 terms: settings.terms(),
+                store_is_exclusive,
                 may_lack_state: settings.start_without_state,
             },
             views: views.clone(),

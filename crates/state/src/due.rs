@@ -60,6 +60,17 @@ impl DueBucket {
         Self(due.as_micros().div_euclid(Self::WIDTH_US))
     }
 
+    /// The cursor to store before the first entry of an index shard is written, if its cursor is
+    /// `stored`; `None` if it has one. `asked_at` is the time before `stored` was read: another
+    /// process may store a cursor and write entries in the meantime.
+    #[must_use]
+    pub fn first_cursor(stored: Option<Self>, asked_at: Timestamp) -> Option<Self> {
+        match stored {
+            Some(_) => None,
+            None => Some(Self::of(asked_at)),
+        }
+    }
+
     /// The first instant of the bucket.
     #[must_use]
     pub fn start(self) -> Timestamp {
@@ -103,6 +114,14 @@ mod tests {
             assert!((first.0..=last.0).contains(&due), "{due}");
             assert_eq!(found.end(), Timestamp(last.0 + 1), "{due}");
         }
+    }
+
+    #[test]
+    fn a_sweep_begins_no_later_than_its_cursor_was_asked_for() {
+        let asked_at = Timestamp(7_900_000);
+        let first = DueBucket::first_cursor(None, asked_at);
+        assert_eq!(first, Some(DueBucket(7)));
+        assert_eq!(DueBucket::first_cursor(Some(DueBucket(9)), asked_at), None);
     }
 
     #[test]

@@ -204,7 +204,7 @@ impl Lease {
     /// of their offsets, with stamps and epochs above all of theirs, or where `begins` says. It has
     /// had no owner yet.
     #[must_use]
-    pub fn following(
+    pub(crate) fn following(
         key: LeaseKey,
         partition: PartitionId,
         begins: Begins,
@@ -256,7 +256,7 @@ impl Lease {
 
 /// Where a shard that follows others begins, if that is not where they ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Begins {
+pub(crate) struct Begins {
     /// Where its partition was cut: it begins no later, because its parents left the records beyond
     /// to it.
     pub boundary: Option<TopicOffsets>,
@@ -266,7 +266,7 @@ pub struct Begins {
 
 /// A parent of a shard.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Followed {
+pub(crate) struct Followed {
     /// Its lease, which has ended.
     lease: Lease,
     resume: ResumeOffsets,
@@ -275,7 +275,7 @@ pub struct Followed {
 impl Followed {
     /// The shard of an ended lease.
     #[must_use]
-    pub fn new(lease: Lease, scheme: waybill_engine::ShardingScheme) -> Self {
+    pub(crate) fn new(lease: Lease, scheme: waybill_engine::ShardingScheme) -> Self {
         let resume = ResumeOffsets {
             scheme,
             shard: ShardId(lease.key.number),

@@ -38,7 +38,6 @@ mod error;
 mod keys;
 mod reply_key;
 mod row_codec;
-mod takeable;
 
 use std::fmt;
 
@@ -60,12 +59,10 @@ pub use error::{SchemaError, StoreError};
 pub use reply_key::ReplyKey;
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};
-pub use takeable::takeable;
 pub use waybill_state::{
-    AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, Begins, Checkpoint, CorruptRow,
-    DUE_BUCKETS_AGAIN, DueBucket, DueEntry, Followed, KeptRow, Layout, LayoutError,
-    LayoutGeneration, Lease, LeaseKey, LeaseRole, LeaseStatus, LeaseWatch, Retired, RowRead,
-    RowWrite, WriteBatch, Written,
+    AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, Checkpoint, CorruptRow,
+    CurrentLeases, DUE_BUCKETS_AGAIN, DueBucket, DueEntry, KeptRow, Layout, LayoutError,
+    LayoutGeneration, Lease, LeaseKey, LeaseRole, Retired, RowRead, RowWrite, WriteBatch, Written,
 };
 
 /// The state store.

@@ -1,25 +1,16 @@
 //! The state of the shards in the state store: the current sharding scheme, the progress of each
 //! shard, and how to change the scheme.
 //!
-//! What must hold: **a shard begins only after all its predecessors have ended.** They were taken
-//! from their owners for good, by conditional writes, so that no owner can write, send or commit
-//! any more. The shard begins where they ended. If a shard gets another partition, its predecessors
-//! have read the old one to its end.
+//! Deliberately absent: how a shard begins. A candidate acquires its lease, and ends its
+//! predecessors (`waybill-scheduler-core`).
 
 pub mod show;
 
-use std::collections::HashMap;
-use std::time::Duration;
-
 use anyhow::Context as _;
-use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, try_join_all};
 use waybill_engine::{
-    Offset, OwnerId, PartitionId, Priority, ShardId, ShardingScheme, Source, TopicOffsets,
+    Offset, PartitionId, Priority, ShardId, ShardingScheme, Source, TopicOffsets,
 };
-use waybill_store::{
-    Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
-};
+use waybill_store::{CurrentLeases, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
 /// The current layout.
 pub async fn layout(store: &dyn Store, partitions: u32) -> Result<Layout, StoreError> {
@@ -61,35 +52,6 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
         );
     }
     Ok(layout)
-}
-
-/// The generation under which a shard runs now: that of the layout, or the previous one while the
-/// shard still has to read its old partition to its end.
-///
-/// # Errors
-///
-/// If the store fails.
-pub async fn generation_to_run(
-    store: &dyn Store,
-    layout: &Layout,
-    shard: ShardId,
-) -> Result<LayoutGeneration, StoreError> {
-    let generation = layout.generation();
-    let Some(before) = generation.previous() else {
-        return Ok(generation);
-    };
-    let Some(end) = layout.end_of(before, shard) else {
-        return Ok(generation);
-    };
-    let key = LeaseKey::scheduler(generation, shard);
-    if store.lease(key).await?.is_some() {
-        return Ok(generation);
-    }
-    let lease = current_lease(store, layout, before, shard).await?;
-    Ok(match lease.checkpoint.at.reach(&end) {
-        true => generation,
-        false => before,
-    })
 }
 
 /// A shard that has not begun under this layout, if there is one.
@@ -157,134 +119,23 @@ async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
 
 /// The lease of a shard. Before the shard has begun, the lease with which it would begin if its
 /// predecessors ended at their current offsets. Changes nothing.
+///
+/// # Errors
+///
+/// If the store fails.
 pub async fn current_lease(
     store: &dyn Store,
     layout: &Layout,
     generation: LayoutGeneration,
     shard: ShardId,
 ) -> Result<Lease, StoreError> {
-    current_lease_of(store, layout, generation, shard, &mut HashMap::new()).await
-}
-
-/// The same, with a cache for predecessors that several unbegun shards share.
-fn current_lease_of<'a>(
-    store: &'a dyn Store,
-    layout: &'a Layout,
-    generation: LayoutGeneration,
-    shard: ShardId,
-    known: &'a mut HashMap<LeaseKey, Lease>,
-) -> BoxFuture<'a, Result<Lease, StoreError>> {
-    async move {
-        let step = Step::of(layout, generation, shard);
-        if let Some(lease) = known.get(&step.key) {
-            return Ok(lease.clone());
-        }
-        let lease = match store.lease(step.key).await? {
-            Some(lease) => lease,
-            None => {
-                let mut followed = Vec::new();
-                for (before, scheme, parent) in step.parents() {
-                    let lease = current_lease_of(store, layout, before, parent, known).await?;
-                    followed.push(Followed::new(lease, scheme));
-                }
-                step.following(&followed)
-            }
-        };
-        known.insert(step.key, lease.clone());
-        Ok(lease)
-    }
-    .boxed()
-}
-
-/// The lease with which an unbegun shard begins. Takes its predecessors for good, and waits while
-/// their owners keep them. `me` is this process, whose own shards release their leases on their
-/// own.
-pub fn beginning<'a>(
-    store: &'a dyn Store,
-    layout: &'a Layout,
-    generation: LayoutGeneration,
-    shard: ShardId,
-    me: OwnerId,
-    margin: Duration,
-) -> BoxFuture<'a, Result<Lease, StoreError>> {
-    async move {
-        let step = Step::of(layout, generation, shard);
-        // Concurrently, so that the wait for a silent owner does not add up over its shards.
-        let parents = step.parents().into_iter();
-        let ended = parents.map(|(before, scheme, parent)| async move {
-            let lease = end(store, layout, before, parent, me, margin).await?;
-            Ok::<_, StoreError>(Followed::new(lease, scheme))
-        });
-        Ok(step.following(&try_join_all(ended).await?))
-    }
-    .boxed()
-}
-
-/// Takes a shard of an earlier layout for good, once its owner has released it or become silent.
-async fn end(
-    store: &dyn Store,
-    layout: &Layout,
-    generation: LayoutGeneration,
-    shard: ShardId,
-    me: OwnerId,
-    margin: Duration,
-) -> Result<Lease, StoreError> {
-    let key = LeaseKey::scheduler(generation, shard);
+    let mut leases = CurrentLeases::default();
     loop {
-        let seen = takeable(store, key, margin, Some(me)).await?;
-        let lease = match &seen {
-            Some(lease) if lease.is_ended => return Ok(lease.clone()),
-            Some(lease) => lease.clone(),
-            None => beginning(store, layout, generation, shard, me, margin).await?,
+        let key = match leases.of(layout, generation, shard) {
+            Ok(lease) => return Ok(lease.clone()),
+            Err(key) => key,
         };
-        let ended = lease.ended();
-        if store.take_lease(seen, ended.clone()).await? {
-            tracing::info!(
-                lease = %key,
-                checkpoint = %ended.checkpoint.at.requests,
-                "retired the lease of an earlier layout"
-            );
-            return Ok(ended);
-        }
-    }
-}
-
-/// A shard and its predecessors.
-struct Step {
-    key: LeaseKey,
-    shard: ShardId,
-    scheme: ShardingScheme,
-    begins: Begins,
-    before: Option<(LayoutGeneration, ShardingScheme)>,
-}
-
-impl Step {
-    fn of(layout: &Layout, generation: LayoutGeneration, shard: ShardId) -> Self {
-        let of = |generation| layout.of(generation).unwrap_or(layout.scheme());
-        let partition = of(generation).partition_of(shard);
-        Self {
-            key: LeaseKey::scheduler(generation, shard),
-            shard,
-            scheme: of(generation),
-            begins: Begins {
-                boundary: layout.boundary_into(generation, partition),
-                unread: layout.begin_of(generation, partition),
-            },
-            before: generation.previous().map(|before| (before, of(before))),
-        }
-    }
-
-    fn parents(&self) -> Vec<(LayoutGeneration, ShardingScheme, ShardId)> {
-        let Some((generation, scheme)) = self.before else {
-            return Vec::new();
-        };
-        let parents = self.scheme.follows(scheme, self.shard).into_iter();
-        parents.map(|parent| (generation, scheme, parent)).collect()
-    }
-
-    fn following(&self, followed: &[Followed]) -> Lease {
-        let partition = self.scheme.partition_of(self.shard);
-        Lease::following(self.key, partition, self.begins, followed)
+        leases.learn(key, store.lease(key).await?);
     }
 }
 

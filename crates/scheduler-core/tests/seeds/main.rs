@@ -1,11 +1,11 @@
 //! Runs the loop of two processes against a small model of the store and the logs, once for each seed,
 //! and judges every run from outside.
 //!
-//! Processes crash between any two effects, pause past their leases, and stop gracefully; writes time
-//! out and happen late, or never, all of a process for a while; answers are late or missing; messages are
-//! lost; the producer's queue is full; clocks differ; a log loses requests that are not done. Once the faults end, every shard
-//! must run again and every operation must end, except where the log has lost requests: there the
-//! shard must be refused.
+//! Processes crash between any two effects, pause past their leases, and stop gracefully; calls of a
+//! candidate fail; writes time out and happen late, or never, all of a process for a while; answers
+//! are late or missing; messages are lost; the producer's queue is full; clocks differ; a log loses
+//! requests that are not done. Once the faults end, every shard must run again and every operation
+//! must end, except where the log has lost requests: there the shard must be refused.
 //!
 //! `WAYBILL_TEST_SEEDS` sets the number of seeds, and `WAYBILL_TEST_FIRST_SEED` the first.
 

@@ -1,6 +1,7 @@
 //! A process: the loop, and a driver that performs its effects one at a time on the world. It crashes
 //! between any two of them, pauses, and gets its answers late or not at all.
 
+mod acquire;
 mod changes;
 mod perform;
 
@@ -16,8 +17,9 @@ use waybill_scheduler_core::{
     Arrived, Effect, Generation, Input, LeaseTerms, LoopSettings, LostCause, Own, SchedulerLoop,
     SlotState,
 };
-use waybill_state::{Layout, LeaseWatch};
+use waybill_state::Layout;
 
+use self::acquire::Acquiring;
 use self::changes::Change;
 pub use self::changes::LateChange;
 use crate::bugs::Bug;
@@ -28,7 +30,7 @@ pub const LEASE: LeaseTerms = LeaseTerms {
     margin: Duration::from_millis(300),
 };
 /// By how much the wall clocks of two processes differ at most.
-const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(2);
+const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(5);
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Maximum number of records that one poll returns.
 const POLL_MAX: usize = 5;
@@ -39,15 +41,8 @@ enum Work {
     Apply(Change),
     /// Arrives at the loop, if the process lives.
     Answer(Box<Input>),
-    /// A candidate looks at a lease.
-    Watch(Candidate),
-}
-
-/// A shard whose lease is being acquired.
-struct Candidate {
-    shard: ShardId,
-    generation: Generation,
-    watch: LeaseWatch,
+    /// Arrives at an acquisition, if the process lives.
+    Acquire(Box<Acquiring>),
 }
 
 /// What a shard reads.
@@ -167,6 +162,11 @@ impl Process {
         self.busy_until = self.busy_until.max(world.time) + pause;
     }
 
+    /// Whether no call reaches the store.
+    fn is_cut_off(&self, world: &World) -> bool {
+        world.has_faults && world.time < self.cut_off_until
+    }
+
     /// Loses the way to the store for a while, but not the way back.
     pub fn cut_off(&mut self, time: Duration, world: &World) {
         self.cut_off_until = world.time + time;
@@ -191,7 +191,7 @@ impl Process {
         let work = self.work.into_iter();
         let changes = work.filter_map(|((at, _), work)| match work {
             Work::Apply(change) => Some(LateChange { at, change }),
-            Work::Answer(_) | Work::Watch(_) => None,
+            Work::Answer(_) | Work::Acquire(_) => None,
         });
         changes.collect()
     }
@@ -208,7 +208,7 @@ impl Process {
                     change.happen(world);
                 }
                 Work::Answer(input) => self.give(*input, world),
-                Work::Watch(candidate) => self.watch(candidate, world),
+                Work::Acquire(acquiring) => self.go_on(acquiring, world),
             };
         }
         self.poll(world);

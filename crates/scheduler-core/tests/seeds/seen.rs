@@ -10,6 +10,10 @@ pub enum Sight {
     CutOff,
     GracefulStop,
     TakeOver,
+    /// A read of a candidate failed.
+    AcquisitionFailed,
+    /// Another candidate took the lease first.
+    RaceLost,
     LeaseExpired,
     /// The loop withheld messages after their rows were durable.
     Withheld,
@@ -25,12 +29,14 @@ pub enum Sight {
     Refused,
 }
 
-const ALL: [Sight; 16] = [
+const ALL: [Sight; 18] = [
     Sight::Crash,
     Sight::Pause,
     Sight::CutOff,
     Sight::GracefulStop,
     Sight::TakeOver,
+    Sight::AcquisitionFailed,
+    Sight::RaceLost,
     Sight::LeaseExpired,
     Sight::Withheld,
     Sight::WithheldLate,

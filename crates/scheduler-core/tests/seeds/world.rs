@@ -9,7 +9,7 @@ use waybill_engine::{
     PartitionId, RequestHash, StatusKind, StepReply, Timestamp, partition_for,
 };
 use waybill_scheduler_core::{Asker, LogEnds};
-use waybill_state::{Lease, LeaseKey, RowRead, WriteBatch};
+use waybill_state::{DueBucket, Lease, LeaseKey, RowRead, WriteBatch};
 
 use crate::judge::Judge;
 use crate::rng::Rng;
@@ -38,6 +38,8 @@ pub struct World {
     pub has_faults: bool,
     pub rows: BTreeMap<OperationId, OperationRow>,
     pub leases: BTreeMap<LeaseKey, Lease>,
+    /// The sweep cursors of the index shards.
+    pub cursors: BTreeMap<PartitionId, DueBucket>,
     pub logs: Vec<Logs>,
     /// Replies of agents on their way, by the time at which they arrive.
     replies: BTreeMap<(Duration, u64), (PartitionId, StepReply)>,
@@ -54,6 +56,7 @@ impl World {
             has_faults: true,
             rows: BTreeMap::new(),
             leases: BTreeMap::new(),
+            cursors: BTreeMap::new(),
             logs: (0..PARTITIONS).map(|_| Logs::default()).collect(),
             replies: BTreeMap::new(),
             order: 0,
@@ -215,6 +218,12 @@ impl World {
             self.put_lease(lease);
         }
         may_renew
+    }
+
+    /// Moves a sweep cursor forward.
+    pub fn advance_cursor(&mut self, index_shard: PartitionId, cursor: DueBucket) {
+        let stored = self.cursors.entry(index_shard).or_insert(cursor);
+        *stored = cursor.max(*stored);
     }
 
     fn put_lease(&mut self, lease: &Lease) {

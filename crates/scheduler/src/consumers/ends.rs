@@ -1,4 +1,4 @@
-//! Reads where logs begin and end.
+//! Reads where logs begin and end. An error is text: it names its causes, and nothing depends on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,6 @@ use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{ErrorCode, PartitionConsumer};
 use waybill_scheduler_core::LogEnds;
 use waybill_telemetry::chain;
-
-use crate::acquire_error::AcquireError;
 
 /// Broker timeout for reading the end of a log and the ID of its topic.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,7 +20,7 @@ pub(crate) struct EndsReader {
 
 impl EndsReader {
     /// Asks the broker.
-    pub(crate) async fn read(&self, partition: PartitionId) -> Result<LogEnds, AcquireError> {
+    pub(crate) async fn read(&self, partition: PartitionId) -> Result<LogEnds, String> {
         let reader = self.clone();
         let read = move || -> Result<LogEnds, String> {
             let mut ends = LogEnds::default();
@@ -50,7 +48,7 @@ impl EndsReader {
         &self,
         source: Source,
         partition: PartitionId,
-    ) -> Result<Option<Offset>, AcquireError> {
+    ) -> Result<Option<Offset>, String> {
         let reader = self.clone();
         let read = move || -> Result<Option<Offset>, String> {
             let topics = reader.topics.iter().filter(|(of, _)| *of == source);
@@ -77,9 +75,7 @@ impl EndsReader {
 /// Runs a request to the broker on a thread that may block.
 async fn blocking<T: Send + 'static>(
     ask: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, AcquireError> {
-    match tokio::task::spawn_blocking(ask).await {
-        Ok(answer) => answer.map_err(AcquireError::Broker),
-        Err(panicked) => Err(AcquireError::Broker(panicked.to_string())),
-    }
+) -> Result<T, String> {
+    let answer = tokio::task::spawn_blocking(ask).await;
+    answer.unwrap_or_else(|panicked| Err(panicked.to_string()))
 }

@@ -1,60 +1,30 @@
 //! Leases and the layout in the store: acquires, renews, releases and reads them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use waybill_clock::boot_clock;
-use waybill_engine::{OwnerId, PartitionId, ShardId};
-use waybill_scheduler_core::{Generation, HeldLease, Input, LeaseTerms, LogEnds, Task, TaskError};
+use waybill_clock::clocks;
+use waybill_engine::ShardId;
+use waybill_scheduler_core::{
+    AcquireError, Acquisition, AcquisitionAnswer, AcquisitionCall, AcquisitionStep, Generation,
+    HeldLease, Input, LogEnds, Task, TaskError,
+};
 use waybill_state::{Layout, Lease, LeaseKey};
+use waybill_store::Store;
 use waybill_telemetry::chain;
-use waybill_topology::shards;
 
-use super::{Driver, RETRY_AFTER};
-use crate::acquire_error::AcquireError;
+use super::Driver;
 use crate::consumers::EndsReader;
-use crate::foreign_state::FirstOwner;
-use crate::{ownership, tasks};
-
-/// The pause before a new owner reads the ends of the logs again.
-const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
-
-/// How this process acquires leases.
-#[derive(Clone, Copy)]
-pub(crate) struct Candidate {
-    /// Its nonce.
-    pub owner: OwnerId,
-    pub terms: LeaseTerms,
-    /// Whether a shard may start that the store has no record of, although its log has been consumed.
-    pub may_lack_state: bool,
-}
+use crate::tasks;
 
 impl Driver {
     pub(super) fn acquire(&self, shard: ShardId, generation: Generation, layout: Layout) {
-        let Candidate {
-            owner,
-            terms,
-            may_lack_state,
-        } = self.parts.candidate;
+        let acquisition = Acquisition::new(self.parts.candidate.clone(), layout, shard);
         let store = Arc::clone(&self.parts.store);
-        let ends = self.parts.consumers.ends_reader();
-        let first_owner = FirstOwner {
-            logs: ends.clone(),
-            may_lack_state,
-        };
-        let acquiring = async move {
-            let of = shards::generation_to_run(&*store, &layout, shard).await?;
-            first_owner.check(&*store, &layout, of, shard).await?;
-            let acquiring =
-                ownership::acquire(store, &layout, of, shard, owner, terms, &first_owner);
-            let lease = acquiring.await?;
-            let ends = read_ends(&ends, lease.row.partition, &lease).await?;
-            Ok::<_, AcquireError>((lease, ends))
-        };
+        let acquiring = acquire(acquisition, store, self.parts.consumers.ends_reader());
         self.spawn(Task::Acquire, acquiring, move |result| Input::Acquired {
             shard,
             generation,
-            result: result.map_err(AcquireError::into),
+            result,
         });
     }
 
@@ -120,24 +90,52 @@ impl Driver {
     }
 }
 
-/// Reads the ends of the logs, and retries while the lease lasts: giving up now would mean waiting
-/// for the lease to expire. (The leader of a new topic might not know the topic yet.)
-async fn read_ends(
-    ends: &EndsReader,
-    partition: PartitionId,
-    lease: &HeldLease,
-) -> Result<LogEnds, AcquireError> {
+/// Performs the calls of an acquisition, one at a time.
+async fn acquire(
+    mut acquisition: Acquisition,
+    store: Arc<dyn Store>,
+    ends: EndsReader,
+) -> Result<(HeldLease, LogEnds), AcquireError> {
+    let mut answer = AcquisitionAnswer::Started;
     loop {
-        match ends.read(partition).await {
-            Err(error) if boot_clock() + RETRY_AFTER < lease.valid_until => {
-                tracing::info!(
-                    %partition,
-                    error = %chain(&error),
-                    "could not read the ends of the logs; retrying"
-                );
-                tokio::time::sleep(ENDS_AGAIN_AFTER).await;
-            }
-            result => return result,
-        }
+        answer = match acquisition.handle(answer, clocks()) {
+            AcquisitionStep::Call(call) => perform(call, &*store, &ends).await,
+            AcquisitionStep::Done(result) => return result,
+        };
     }
+}
+
+async fn perform(call: AcquisitionCall, store: &dyn Store, ends: &EndsReader) -> AcquisitionAnswer {
+    use AcquisitionAnswer as Answer;
+    use AcquisitionCall as Call;
+
+    let in_store = match call {
+        Call::ReadLease(key) => {
+            let lease = store.lease(key).await;
+            lease.map(|lease| Answer::Lease(lease.map(Box::new)))
+        }
+        Call::TakeLease { seen, lease } => {
+            let taken = store.take_lease(seen.map(|seen| *seen), *lease).await;
+            taken.map(Answer::Taken)
+        }
+        Call::ReadLayout => store.layout().await.map(Answer::Layout),
+        Call::ReadCursor(index_shard) => store.due_cursor(index_shard).await.map(Answer::Cursor),
+        Call::AdvanceCursor(index_shard, cursor) => {
+            let moved = store.advance_due_cursor(index_shard, cursor).await;
+            moved.map(|()| Answer::CursorMoved)
+        }
+        Call::ReadEnds(partition) => {
+            let ends = ends.read(partition).await;
+            return ends.map_or_else(Answer::Failed, Answer::Ends);
+        }
+        Call::ReadCommitted(source, partition) => {
+            let committed = ends.committed(source, partition).await;
+            return committed.map_or_else(Answer::Failed, Answer::Committed);
+        }
+        Call::Wait(time) => {
+            tokio::time::sleep(time).await;
+            Ok(Answer::Waited)
+        }
+    };
+    in_store.unwrap_or_else(|error| Answer::Failed(chain(&error)))
 }

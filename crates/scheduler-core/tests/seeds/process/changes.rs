@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use waybill_state::{Lease, WriteBatch};
+use waybill_engine::PartitionId;
+use waybill_state::{DueBucket, Lease, WriteBatch};
 
 use crate::world::World;
 
@@ -11,6 +12,7 @@ pub enum Change {
     Write(WriteBatch),
     Renew(Lease),
     Take { seen: Option<Lease>, lease: Lease },
+    Cursor(PartitionId, DueBucket),
 }
 
 /// A change of the store that happens after its process has ended.
@@ -29,6 +31,10 @@ impl Change {
             }
             Self::Renew(lease) => world.renew_lease(&lease),
             Self::Take { seen, lease } => world.take_lease(seen.as_ref(), &lease),
+            Self::Cursor(index_shard, cursor) => {
+                world.advance_cursor(index_shard, cursor);
+                true
+            }
         }
     }
 }

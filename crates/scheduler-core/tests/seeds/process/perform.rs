@@ -2,33 +2,26 @@
 
 use std::time::Duration;
 
-use waybill_engine::{BootTime, Message, Offset, PartitionId, ShardId, Stamp};
+use waybill_engine::{BootTime, Message, Offset, ShardId};
 use waybill_scheduler_core::{
-    AcquireError, Asker, Assignment, CommitNumber, Effect, Generation, HeldLease, Input, Note,
-    Panicked, SendNumber, StoreFailure, StoreFailureKind, Task, TaskError, Undelivered,
-    check_beginnings,
+    Asker, Assignment, CommitNumber, Effect, Generation, Input, Note, Panicked, SendNumber,
+    StoreFailure, StoreFailureKind, Task, TaskError, Undelivered,
 };
-use waybill_state::{Layout, Lease, LeaseKey, LeaseStatus, LeaseWatch, WriteBatch, Written};
+use waybill_state::{Lease, LeaseKey, WriteBatch, Written};
 
-use super::{Candidate, Change, LEASE, Process, Reading, Work};
+use super::{Change, Process, Reading, Work};
 use crate::bugs::Bug;
 use crate::seen::Sight;
-use crate::world::{PARTITIONS, World};
+use crate::world::World;
 
 impl Process {
     pub(super) fn perform(&mut self, effect: Effect, world: &mut World) {
         match effect {
             Effect::Acquire {
-                shard, generation, ..
-            } => {
-                let watch = LeaseWatch::new(LEASE.margin, false, None);
-                let candidate = Candidate {
-                    shard,
-                    generation,
-                    watch,
-                };
-                self.watch(candidate, world);
-            }
+                shard,
+                generation,
+                layout,
+            } => self.acquire(world, shard, generation, layout),
             Effect::HandBack { held, free } => {
                 world.take_lease(Some(&held), &free);
             }
@@ -125,15 +118,20 @@ impl Process {
     }
 
     /// Answers the loop after a delay.
-    fn answer(&mut self, world: &mut World, input: Input) {
+    pub(super) fn answer(&mut self, world: &mut World, input: Input) {
         let at = world.time + world.delay();
         self.at(at, Work::Answer(Box::new(input)));
     }
 
     /// Makes a change of the store. At times its outcome is unknown: it happens late, or never. Returns
     /// whether the store wrote it, if the loop is to learn that.
-    fn change(&mut self, world: &mut World, change: Change, after: Duration) -> Option<bool> {
-        if world.has_faults && world.time < self.cut_off_until {
+    pub(super) fn change(
+        &mut self,
+        world: &mut World,
+        change: Change,
+        after: Duration,
+    ) -> Option<bool> {
+        if self.is_cut_off(world) {
             return None;
         }
         let is_known = !world.fault(8);
@@ -267,63 +265,6 @@ impl Process {
         };
         self.answer(world, Input::Settled { number, result });
     }
-
-    /// Takes a lease once nobody holds it, or its owner has been silent for long enough.
-    pub(super) fn watch(&mut self, mut candidate: Candidate, world: &mut World) {
-        let (shard, generation) = (candidate.shard, candidate.generation);
-        let now = self.now(world);
-        let seen = world.leases.get(&key(shard)).cloned();
-        let status = candidate.watch.observe(seen.as_ref(), now.boot);
-        match status {
-            LeaseStatus::Held if !self.has(Bug::TakeWithoutWaiting) => {
-                let at = world.time + LeaseWatch::INTERVAL;
-                return self.at(at, Work::Watch(candidate));
-            }
-            LeaseStatus::Held | LeaseStatus::Expired => world.seen.saw(Sight::TakeOver),
-            LeaseStatus::Free => {}
-        }
-        let result = self.take_lease(shard, seen, world);
-        let acquired = Input::Acquired {
-            shard,
-            generation,
-            result: result.map(|held| {
-                let mut ends = world.ends(held.row.partition);
-                if self.has(Bug::SkipLogCheck) {
-                    let first = &mut ends.first.requests;
-                    *first = held.row.checkpoint.at.requests.min(*first);
-                }
-                (held, ends)
-            }),
-        };
-        self.answer(world, acquired);
-    }
-
-    fn take_lease(
-        &mut self,
-        shard: ShardId,
-        seen: Option<Lease>,
-        world: &mut World,
-    ) -> Result<HeldLease, AcquireError> {
-        let partition = PartitionId(shard.0);
-        let before = match &seen {
-            Some(lease) => lease.clone(),
-            None => {
-                let first = world.ends(partition).first;
-                check_beginnings(&first)?;
-                Lease::new(key(shard), partition).beginning_at(first)
-            }
-        };
-        let mut held = HeldLease::taking(before, self.owner, LEASE, self.now(world));
-        if self.has(Bug::ForgetStampFloor) {
-            held.stamp_floor = Stamp(0);
-        }
-        let lease = held.row.clone();
-        match self.change(world, Change::Take { seen, lease }, Duration::ZERO) {
-            Some(true) => Ok(held),
-            Some(false) => Err(AcquireError::Failed("another owner took it".to_owned())),
-            None => Err(AcquireError::Failed("its outcome is unknown".to_owned())),
-        }
-    }
 }
 
 fn saw(note: &Note, world: &mut World) {
@@ -338,10 +279,6 @@ fn saw(note: &Note, world: &mut World) {
         | Note::RowReplaced(_) => return,
     };
     world.seen.saw(sight);
-}
-
-fn key(shard: ShardId) -> LeaseKey {
-    LeaseKey::scheduler(Layout::first(PARTITIONS).generation(), shard)
 }
 
 fn unknown() -> TaskError {
