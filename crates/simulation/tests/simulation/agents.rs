@@ -5,14 +5,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use waybill_engine::{
-    Action, OperationId, Outcome, Source, StepReply, StepRequest, Timestamp, partition_for,
+    Action, OperationId, Outcome, ShardId, Source, StepReply, StepRequest, Timestamp, partition_for,
 };
+use waybill_scheduler_core::{Asker, Input};
 
 use crate::bugs::Bug;
 use crate::clock::Clock;
 use crate::queue::What;
 use crate::run::Run;
-use crate::scheduler::Life;
+use crate::schedulers::{Act, Incarnation};
 use crate::seen::Sight;
 use crate::services::{Deed, error};
 use crate::workload::{CALL_LATE_MICROS, Protection};
@@ -33,8 +34,10 @@ pub struct Agents {
 struct Task {
     request: Rc<StepRequest>,
     step: usize,
-    /// The owner in whose process it runs, if the request arrived without a topic.
-    asked_by: Option<usize>,
+    /// The process that it runs in, and the shard that requested it, if the request arrived without
+    /// a topic.
+    asked_by: Option<(Incarnation, Asker)>,
+    has_begun: bool,
     retries_left: u32,
     /// One of its tries may have taken effect without a reply.
     is_unknown: bool,
@@ -76,8 +79,8 @@ impl Run {
         index.expect("requests are about steps of known workflows")
     }
 
-    /// A request arrives at an agent's topic, or at an agent in the process of the owner.
-    pub fn receive(&mut self, request: StepRequest, asked_by: Option<usize>) {
+    /// A request arrives at an agent's topic, or at an agent in the process of the scheduler.
+    pub fn receive(&mut self, request: StepRequest, asked_by: Option<(Incarnation, Asker)>) {
         let step = self.step_of(&request);
         let effect = self.services.effect(request.operation, step);
         effect.requested(request.attempt.0);
@@ -86,6 +89,7 @@ impl Run {
             request: Rc::new(request),
             step,
             asked_by,
+            has_begun: false,
             retries_left,
             is_unknown: false,
             gave_up: false,
@@ -102,6 +106,11 @@ impl Run {
         if !self.agent_lives(incarnation) || self.died_with_its_asker(task) {
             return;
         }
+        // Its shard may have been dropped before.
+        if self.agents.tasks[task].is_done {
+            return;
+        }
+        self.agents.tasks[task].has_begun = true;
         let request = Rc::clone(&self.agents.tasks[task].request);
         let local = self.agents.clock.read(self.now);
         let is_late = local > request.complete_by;
@@ -338,24 +347,40 @@ impl Run {
         if is_orphan && self.rng.chance(50) {
             return;
         }
-        let partition = self.home_of(reply.operation);
-        self.judge_reply(Some(partition), &reply);
-        let replies = &mut self.store.logs[partition].replies;
-        replies.push(Some(Rc::new(reply)));
-        if self.plan.transactions {
-            replies.push(None);
-            self.seen.count(Sight::TransactionMarkers);
-        }
-        self.wake_owners(partition, Source::Replies);
+        self.publish_reply(&reply);
         if !is_orphan && !is_copy {
             self.agents.tasks[task].is_done = true;
         }
     }
 
-    /// Whether a task ran in the process of a dead owner, so that it has no further effect.
+    /// A reply reaches its topic.
+    pub fn publish_reply(&mut self, reply: &StepReply) {
+        let partition = self.home_of(reply.operation);
+        self.judge_reply(Some(partition), reply);
+        let replies = &mut self.store.logs[partition].replies;
+        replies.push(Some(Rc::new(reply.clone())));
+        if self.plan.transactions {
+            replies.push(None);
+            self.seen.count(Sight::TransactionMarkers);
+        }
+        self.wake_schedulers(partition, Source::Replies);
+    }
+
+    /// Drops the requests of a shard that agents in the process have not started.
+    pub fn forget_tasks(&mut self, index: usize, shard: ShardId) {
+        let of = self.incarnation(index);
+        for task in &mut self.agents.tasks {
+            let is_of = |(asked, asker): (Incarnation, Asker)| asked == of && asker.shard == shard;
+            if !task.has_begun && task.asked_by.is_some_and(is_of) {
+                task.is_done = true;
+            }
+        }
+    }
+
+    /// Whether a task ran in a process that has died, so that it has no further effect.
     fn died_with_its_asker(&mut self, task: usize) -> bool {
         let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
-        let is_dead = asked_by.is_some_and(|owner| self.owners[owner].life == Life::Crashed);
+        let is_dead = asked_by.is_some_and(|(process, _)| !self.lives(process));
         if is_dead && !std::mem::replace(&mut self.agents.tasks[task].is_done, true) {
             self.seen.count(Sight::DiedWithItsAsker);
         }
@@ -364,25 +389,27 @@ impl Run {
 
     /// Until when the process of a task is paused.
     fn asker_sleeps_until(&self, task: usize) -> Option<Timestamp> {
-        let asked_by = self.agents.tasks.get(task)?.asked_by?;
-        let until = self.owners[asked_by].paused_until;
-        (until > self.now).then_some(until)
+        let (process, _) = self.agents.tasks.get(task)?.asked_by?;
+        let until = self.schedulers[process.scheduler].paused_until;
+        (self.lives(process) && until > self.now).then_some(until)
     }
 
-    /// Whether a reply needs no topic: the requesting owner receives it, or has died. An owner that
-    /// is alive and has lost its lease publishes it to the topic.
+    /// Whether a reply needs no topic: the loop of its process takes it, or has died. A loop that
+    /// does not run the shard any more passes it on to the topic.
     fn answers_directly(&mut self, task: usize, reply: &StepReply) -> bool {
         if self.died_with_its_asker(task) {
             return true;
         }
         let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
-        let Some(owner) = asked_by.filter(|owner| self.is_served(*owner)) else {
+        let Some((process, asker)) = asked_by else {
             return false;
         };
         self.seen.count(Sight::AnsweredDirectly);
         self.agents.tasks[task].is_done = true;
         self.judge_reply(None, reply);
-        self.tell_directly(owner, reply.clone());
+        let reply = reply.clone();
+        let input = Input::Replied { asker, reply };
+        self.act_later(process.scheduler, 0, Act::Input(input));
         true
     }
 

@@ -1,5 +1,5 @@
 //! Bugs that can be planted, one at a time, to test whether the judge detects them. Each corrupts a
-//! decision of the engine or the supervisor, or its execution; the engine itself has no switch.
+//! decision of the loops, or its execution; the code that ships has no switch.
 
 /// A planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -8,6 +8,10 @@ pub enum Bug {
     SendBeforePersist,
     SettleBeforeAcknowledged,
     IgnoreLease,
+    AssumeRenewal,
+    AssumeDurable,
+    TakeWithoutWaiting,
+    SkipDeleted,
     IgnoreStamps,
     ForgetStampFloor,
     RecoverTwice,
@@ -33,11 +37,15 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 30] = [
         Self::CheckpointEarly,
         Self::SendBeforePersist,
         Self::SettleBeforeAcknowledged,
         Self::IgnoreLease,
+        Self::AssumeRenewal,
+        Self::AssumeDurable,
+        Self::TakeWithoutWaiting,
+        Self::SkipDeleted,
         Self::IgnoreStamps,
         Self::ForgetStampFloor,
         Self::RecoverTwice,
@@ -71,6 +79,12 @@ impl Bug {
                 "A batch counts as settled when its messages are sent, not when they are acknowledged"
             }
             Self::IgnoreLease => "An owner whose lease has expired keeps sending",
+            Self::AssumeRenewal => "A renewal of unknown outcome counts as written",
+            Self::AssumeDurable => "A write of unknown outcome counts as durable",
+            Self::TakeWithoutWaiting => {
+                "A lease is taken without waiting for its owner to be silent"
+            }
+            Self::SkipDeleted => "A log that begins behind its checkpoint is accepted",
             Self::IgnoreStamps => "A write with a lower stamp overwrites a higher one",
             Self::ForgetStampFloor => "A new owner's stamps may be below its predecessor's",
             Self::RecoverTwice => {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use waybill_engine::Timestamp;
 
+use crate::rng::Rng;
+
 /// Maximum error of a process's clock. The sweep of the deadline index allows for it.
 pub const SKEW_MICROS: i64 = 150_000;
 
@@ -45,6 +47,12 @@ impl Clock {
     pub fn set(&mut self, offset_micros: i64) {
         self.offset_micros = offset_micros;
     }
+}
+
+/// How wrong a clock is.
+pub fn skew(rng: &mut Rng) -> i64 {
+    let span = 2 * SKEW_MICROS.unsigned_abs() + 1;
+    i64::try_from(rng.below(span)).unwrap() - SKEW_MICROS
 }
 
 fn shifted(at: Timestamp, micros: i64) -> Timestamp {

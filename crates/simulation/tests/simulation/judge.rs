@@ -5,18 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    AlertKind, Amendment, Attempt, Batch, ByPriority, Command, FailedOperation, OperationId,
+    AlertKind, Amendment, Attempt, ByPriority, FailedOperation, OperationId,
     OperationRequest, OperationRow, OperationStatus, OperatorAlert, OwnerNotice, Priority,
-    ProcessState, Recovery, RecoveryVerb, RequestHash, Source, Stamp, StatusKind, StepReply,
-    StepRequest, StepState, Timestamp,
+    ProcessState, Recovery, RecoveryVerb, RequestHash, Source, StatusKind, StepReply,
+    StepRequest, StepState, Timestamp, TopicOffsets,
 };
+use waybill_state::Lease;
 
 use crate::agents::describe;
-use crate::commit::Intent;
 use crate::history::Rule;
 use crate::run::Run;
 use crate::seen::Sight;
-use crate::store::Checkpoint;
+use crate::schedulers::messages::Intent;
+use crate::store::{FINGERPRINT_BASE, position, topic_of};
 use crate::workload::{Record, contacts_of};
 
 mod end;
@@ -44,15 +45,6 @@ struct Reply {
     step: usize,
     attempt: Attempt,
     undoes: bool,
-}
-
-/// The writer of a row, and what it could know.
-#[derive(Clone, Copy, Debug)]
-pub struct Writer {
-    /// The latest reading of its clock when it decided.
-    pub local: Timestamp,
-    /// The end of the inbox when it started, or after its last pause.
-    pub replies_end: usize,
 }
 
 /// The judge's memory.
@@ -102,46 +94,27 @@ impl Judge {
     }
 
     /// Whether a row has ever intended this attempt.
-    pub fn intended_before(&self, operation: OperationId, step: usize, attempt: Attempt) -> bool {
-        let mut intents = self.intents.iter();
-        intents.any(|intent| {
-            (intent.operation, intent.step, intent.attempt) == (operation, step, attempt)
-        })
+    pub fn knows(&self, intent: &Intent) -> bool {
+        self.intents.contains(intent)
     }
 }
 
 impl Run {
-    /// Commands come in the order of durability, with one row per operation and increasing stamps.
-    pub fn check_batch(&mut self, index: usize, batch: &Batch) {
-        let rank = |command: &Command| match command {
-            Command::Index { .. } => 0,
-            Command::Attention { .. } => 1,
-            Command::Persist(_) => 2,
-            Command::Send(_) => 3,
+    /// The fingerprints in a lease are those of the last records that are done, or of the topics.
+    pub fn check_fingerprints(&mut self, lease: &Lease) {
+        let is_right = |priority: Priority| {
+            let source = priority.source();
+            let done = position(&lease.checkpoint.at, source) as u64;
+            let expected = match done {
+                0 => topic_of(source).head(),
+                done => done - 1 + FINGERPRINT_BASE,
+            };
+            let found = lease.checkpoint.fingerprints[priority];
+            found.is_none_or(|found| found == expected)
+                && lease.consumed[priority] >= lease.checkpoint.on(source)
         };
-        let mut is_right = batch.commands.is_sorted_by_key(rank);
-        let mut stamp: Option<Stamp> = None;
-        let mut ids = Vec::new();
-        for command in &batch.commands {
-            if let Command::Persist(change) = command {
-                is_right &= !ids.contains(&change.id);
-                ids.push(change.id);
-                is_right &= stamp.is_none_or(|stamp| stamp == change.stamp);
-                stamp = Some(change.stamp);
-            }
-        }
-        if let Some(stamp) = stamp {
-            is_right &= stamp > self.owners[index].last_stamp;
-            self.owners[index].last_stamp = stamp;
-        }
-        self.judge.digest = self.judge.digest.rotate_left(7)
-            ^ batch.number.0
-            ^ (batch.commands.len() as u64) << 32
-            ^ stamp.map_or(0, |stamp| stamp.0.unsigned_abs());
-        if !is_right {
-            self.fail(Rule::Contract, ids.first().copied(), || {
-                format!("{batch:?}")
-            });
+        if !Priority::ALL.into_iter().all(is_right) {
+            self.fail(Rule::Contract, None, || format!("{lease:?}"));
         }
     }
 
@@ -200,7 +173,7 @@ impl Run {
         let epoch = request.epoch;
         self.note(request.operation, || {
             format!(
-                "owner {index} (epoch {epoch}) asks for {}",
+                "scheduler {index} (epoch {epoch}) asks for {}",
                 describe(request)
             )
         });
@@ -332,10 +305,10 @@ impl Run {
                 // The row's own request is the one that would be read again.
                 Some(row) => {
                     let made_by = row.created.request;
-                    made_by.offset < reached.0.on(made_by.priority.source())
+                    made_by.offset < reached.on(made_by.priority.source())
                 }
                 None => Priority::ALL.into_iter().any(|priority| {
-                    accepted.at[priority].is_some_and(|at| at < reached.on(priority.source()))
+                    accepted.at[priority].is_some_and(|at| at < position(reached, priority.source()))
                 }),
             })
             .find(|(id, _, reached)| !self.is_safe(*id, partition, *reached));
@@ -353,21 +326,21 @@ impl Run {
     }
 
     /// Whether an operation whose request is below the checkpoint is certain to end.
-    fn is_safe(&self, id: OperationId, partition: usize, checkpoint: Checkpoint) -> bool {
+    fn is_safe(&self, id: OperationId, partition: usize, checkpoint: TopicOffsets) -> bool {
         let Some(row) = self.store.row(id) else {
             return false;
         };
         let logs = &self.store.logs[partition];
-        let mut recoveries = logs.recoveries[checkpoint.on(Source::Recoveries)..].iter();
+        let mut recoveries = logs.recoveries[position(&checkpoint, Source::Recoveries)..].iter();
         let is_hinted_at =
             logs.will_find(id) || recoveries.any(|recovery| recovery.operation == id);
         // Any record that is still to be read loads the row: then the operation goes on, and its end is
         // announced if that has not happened.
-        let mut replies = logs.replies[checkpoint.on(Source::Replies)..]
+        let mut replies = logs.replies[position(&checkpoint, Source::Replies)..]
             .iter()
             .flatten();
         let requests =
-            |priority: Priority| logs.requests[priority][checkpoint.on(priority.source())..].iter();
+            |priority: Priority| logs.requests[priority][position(&checkpoint, priority.source())..].iter();
         let mut requests = Priority::ALL.into_iter().flat_map(requests);
         let will_be_loaded = is_hinted_at
             || replies.any(|reply| reply.operation == id)
@@ -384,7 +357,7 @@ impl Run {
         let records = logs.requests[priority].iter().enumerate();
         let mut below = records.filter(|(at, record)| {
             let reached = self.store.reached(partition, record.key(*at));
-            *at < reached.on(priority.source())
+            *at < position(&reached, priority.source())
         });
         let lost = below.find(|(at, _)| !self.is_seen_to(priority, partition, *at));
         let lost = lost.map(|(at, _)| at);
@@ -450,7 +423,7 @@ impl Run {
         let awaited = self.store.rows().find_map(|row| {
             let replies = self.judge.replies.get(&row.id)?;
             let is_ours = self.home_of(row.id) == partition && !row.state.state.is_final();
-            let end = self.store.reached_of(partition, row.id).on(Source::Replies);
+            let end = position(&self.store.reached_of(partition, row.id), Source::Replies);
             let reply = replies.iter().find(|reply| {
                 let step = &row.state.steps[reply.step];
                 reply.at < end

@@ -1,4 +1,4 @@
-//! A simulator for the engine and the supervisor's loops, the code that ships. The scheduler's loop,
+//! A simulator for the engine, the scheduler's loop and the supervisor's, the code that ships. The
 //! logs, store, agents, services, callers and operators are simulated in memory, with virtual time
 //! and a seed. All kinds of faults are injected: processes die between any two actions, or pause and
 //! resume too late; clocks are wrong; messages arrive late, twice and out of order; services
@@ -16,18 +16,16 @@ use crate::seen::{Seen, Sight};
 mod agents;
 mod bugs;
 mod clock;
-mod commit;
 mod crash_points;
 mod history;
 mod judge;
-mod lease;
 mod people;
 mod plan;
 mod planted;
 mod queue;
 mod rng;
 mod run;
-mod scheduler;
+mod schedulers;
 mod seen;
 mod services;
 mod store;
@@ -39,7 +37,7 @@ mod workload;
 const SEEDS: u64 = if cfg!(debug_assertions) {
     1_000
 } else {
-    40_000
+    20_000
 };
 /// How many threads run seeds.
 const THREADS: u64 = 2;

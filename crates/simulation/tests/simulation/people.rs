@@ -33,7 +33,7 @@ impl Run {
         }
         self.judge_request(priority, partition, &record);
         self.store.logs[partition].requests[priority].push(record);
-        self.wake_owners(partition, priority.source());
+        self.wake_schedulers(partition, priority.source());
     }
 
     /// An operator looks at the operations and sends a request, usually one that fits.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{EngineConfig, Timestamp, Workflows};
+use waybill_scheduler_core::LeaseTerms;
 
 use crate::bugs::Bug;
 use crate::rng::Rng;
@@ -18,7 +19,7 @@ pub const BOUND: Duration = Duration::from_secs(240);
 pub struct Plan {
     pub partitions: u32,
     pub config: Arc<EngineConfig>,
-    /// Maximum number of operations in an owner's memory.
+    /// Maximum number of operations in a scheduler's memory.
     pub in_flight_max: usize,
     /// Maximum number of waiting requests of each priority.
     pub waiting_max: usize,
@@ -28,17 +29,28 @@ pub struct Plan {
     /// No fault happens after this.
     pub calm_at: Timestamp,
     pub supervisors: usize,
-    pub owner_crashes: u32,
-    pub owner_pauses: u32,
-    /// How many owners stop gracefully and release their lease.
-    pub owner_stops: u32,
+    pub schedulers: usize,
+    /// How long a scheduler owns a shard after each renewal.
+    pub lease: LeaseTerms,
+    pub scheduler_crashes: u32,
+    pub scheduler_pauses: u32,
+    /// How often a scheduler stops gracefully and releases its leases, or one of its shards does.
+    pub scheduler_stops: u32,
+    /// How often a scheduler loses the way to the store for a while.
+    pub cut_offs: u32,
+    /// When retention deletes requests that nobody has done.
+    pub loses_requests_at: Option<Timestamp>,
+    /// Maximum number of tracked requests of each priority.
+    pub tracked_max: usize,
+    /// How often checkpoints are stored.
+    pub checkpoint_every: Duration,
     /// How often the number of shards changes.
     pub repartitions: u32,
     /// How many rows become unreadable for a while.
     pub spoilt_rows: u32,
     /// Whether agents write their replies in transactions, whose markers take up offsets.
     pub transactions: bool,
-    /// Whether agents run in the owners' processes, and are called without a topic.
+    /// Whether agents run in the schedulers' processes, and are called without a topic.
     pub direct: bool,
     pub supervisor_crashes: u32,
     pub agent_crashes: u32,
@@ -53,6 +65,14 @@ pub struct Plan {
     pub repartition_at: Option<Timestamp>,
     /// Whether clocks may be set during the run.
     pub sets_clocks: bool,
+}
+
+/// A lease, with a tenth of it as the allowance for drift and delay.
+pub fn lease(millis: u64) -> LeaseTerms {
+    LeaseTerms {
+        duration: Duration::from_millis(millis),
+        margin: Duration::from_millis(millis / 10),
+    }
 }
 
 impl Plan {
@@ -82,8 +102,8 @@ impl Plan {
         let workflows = workflows(rng, protection, bug);
         let asks = asks(rng, START, partitions, config.fresh_for);
         let mut budget = |most: u64| u32::try_from(rng.below(most + 1)).unwrap();
-        let (owner_crashes, owner_pauses) = (budget(4), budget(3));
-        let owner_stops = budget(2);
+        let (scheduler_crashes, scheduler_pauses) = (budget(4), budget(3));
+        let scheduler_stops = budget(2);
         let (agent_crashes, spoilt_rows) = match protection {
             Protection::Tombstones | Protection::Settling => (budget(3), budget(1)),
             // The evidence of late effects would be lost.
@@ -104,9 +124,15 @@ impl Plan {
             asks,
             calm_at: START + millis(rng, 6_000, 14_000),
             supervisors: 1 + rng.index(3),
-            owner_crashes,
-            owner_pauses,
-            owner_stops,
+            schedulers: 2 + rng.index(2),
+            lease: lease(if rng.chance(25) { 5_000 } else { 1_000 }),
+            scheduler_crashes,
+            scheduler_pauses,
+            scheduler_stops,
+            cut_offs: u32::try_from(rng.below(3)).unwrap(),
+            loses_requests_at: (rng.below(40) == 0).then(|| START + millis(rng, 10, 4_000)),
+            tracked_max: 8 + rng.index(40),
+            checkpoint_every: millis(rng, 20, 400),
             spoilt_rows,
             transactions: rng.chance(20),
             supervisor_crashes: u32::try_from(rng.below(4)).unwrap(),

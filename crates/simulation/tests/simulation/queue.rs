@@ -3,13 +3,10 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use waybill_engine::{
-    BatchNumber, Command, Message, OperationId, OperationRow, Recovery, ShardId, Source, StepReply,
-    Timestamp,
-};
+use waybill_engine::{Recovery, StepReply, Timestamp};
 
+use crate::schedulers::{Act, Incarnation};
 use crate::services::Deed;
-use crate::store::{Lease, Spoilt};
 use crate::supervisor_calls::{Answer, Call};
 use crate::supervisors::Caller;
 
@@ -41,77 +38,14 @@ pub enum What {
 
     /// The number of shards changes.
     Repartition,
-    /// A candidate checks a shard's lease.
-    Watch {
-        shard: ShardId,
-    },
-    /// A new owner starts.
-    Start {
-        owner: usize,
-    },
-    Poll {
-        owner: usize,
-        source: Source,
-    },
-    /// A row is read.
-    Read {
-        owner: usize,
-        operation: OperationId,
-    },
-    /// The result of reading a row arrives.
-    Loaded {
-        owner: usize,
-        operation: OperationId,
-        row: Result<Option<Box<OperationRow>>, Spoilt>,
-    },
-    /// The owner takes its next batch, if there is one.
-    Commit {
-        owner: usize,
-    },
-    /// Part of the current commit becomes durable, or the rest of it.
-    Land {
-        owner: usize,
-        is_rest: bool,
-    },
-    /// Writes of a dead owner become durable.
-    LandLate {
-        owner: usize,
-        writes: Vec<Command>,
-    },
-    /// The owner learns that its commit is durable.
-    Committed {
-        owner: usize,
-    },
-    /// A message of an owner arrives.
-    Arrive {
-        owner: usize,
-        batch: BatchNumber,
-        message: Box<Message>,
-        /// It was still in the owner's memory until it arrived.
-        is_buffered: bool,
-        is_copy: bool,
-    },
-    Settle {
-        owner: usize,
-        batch: BatchNumber,
-    },
-    Tick {
-        owner: usize,
-    },
-    Renew {
-        owner: usize,
-    },
-    RenewalLands {
-        owner: usize,
-        sent: Timestamp,
-        lease: Box<Lease>,
-    },
-    Renewed {
-        owner: usize,
-        sent: Timestamp,
-        lease: Box<Lease>,
-        is_written: bool,
-    },
+    /// Something happens to a scheduler, or that it has caused.
+    Scheduler(Incarnation, Box<Act>),
+    /// A scheduler wakes up after a long pause.
+    Woken(Incarnation),
+    /// Retention deletes records that are done.
+    Retention { partition: usize },
+    /// Retention deletes requests, whether they are done or not.
+    LoseRequests,
 
     /// A step request arrives at an agent.
     Deliver {
@@ -161,20 +95,24 @@ pub enum What {
 }
 
 impl What {
+    /// Whether a crash before it differs from a crash before the event after it.
+    pub fn is_point(&self) -> bool {
+        match self {
+            Self::Scheduler(_, act) => act.is_point(),
+            _ => true,
+        }
+    }
+
     /// Whether this event keeps the run from ending.
     fn is_work(&self) -> bool {
         match self {
+            Self::Scheduler(_, act) => act.is_work(),
             Self::SetClock
             | Self::Spoil
             | Self::Repartition
-            | Self::Watch { .. }
-            | Self::Start { .. }
-            | Self::Poll { .. }
-            | Self::Commit { .. }
-            | Self::Tick { .. }
-            | Self::Renew { .. }
-            | Self::RenewalLands { .. }
-            | Self::Renewed { .. }
+            | Self::Woken(_)
+            | Self::Retention { .. }
+            | Self::LoseRequests
             | Self::StartSupervisor { .. }
             | Self::SupervisorCall { .. }
             | Self::SupervisorAnswer { .. }
@@ -185,13 +123,6 @@ impl What {
             Self::Ask(_)
             | Self::Operate
             | Self::Reply { .. }
-            | Self::Read { .. }
-            | Self::Loaded { .. }
-            | Self::Land { .. }
-            | Self::LandLate { .. }
-            | Self::Committed { .. }
-            | Self::Arrive { .. }
-            | Self::Settle { .. }
             | Self::Deliver { .. }
             | Self::Serve { .. }
             | Self::Answer { .. }

@@ -3,24 +3,26 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Event, InFlight, OperationId, Priority, ShardId, ShardingScheme, Source, Timestamp,
+    OperationId, PartitionId, ShardId, ShardingScheme, Source, Timestamp, TopicOffsets,
 };
+use waybill_scheduler_core::Input;
+use waybill_state::LeaseKey;
 
 use crate::agents::Agents;
 use crate::bugs::Bug;
-use crate::clock::SKEW_MICROS;
+use crate::clock;
 use crate::history::{History, Rule, Violation};
 use crate::judge::Judge;
 use crate::plan::{BOUND, Plan, START};
 use crate::queue::{Queue, What};
 use crate::rng::Rng;
-use crate::scheduler::{Life, Owner};
+use crate::schedulers::{Act, Scheduler};
 use crate::seen::{Seen, Sight};
 use crate::services::Services;
-use crate::store::{PartitionLogs, Store};
+use crate::store::{Store, position};
 use crate::supervisors::Supervisor;
 
-/// How long after a planned crash supervisors start again.
+/// How long after a planned crash processes start again.
 const RESTART_MICROS: u64 = 1_000;
 /// A limit that no run reaches.
 const EVENTS_MAX: u64 = 400_000;
@@ -35,10 +37,7 @@ pub struct Run {
     pub store: Store,
     pub services: Services,
     pub agents: Agents,
-    /// All owners, past and present.
-    pub owners: Vec<Owner>,
-    /// The number of shards that candidates check, from the first.
-    pub watched: u32,
+    pub schedulers: Vec<Scheduler>,
     pub supervisors: Vec<Supervisor>,
     pub judge: Judge,
     pub history: History,
@@ -51,7 +50,7 @@ pub struct Run {
 /// The death of all processes of one kind, which others replace.
 #[derive(Clone, Copy, Debug)]
 pub struct Crash {
-    /// The number of events before it.
+    /// The number of points before it.
     pub after: u64,
     pub of: Process,
 }
@@ -59,7 +58,7 @@ pub struct Crash {
 /// A kind of process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Process {
-    Owners,
+    Schedulers,
     Supervisors,
     Agents,
 }
@@ -96,7 +95,6 @@ pub fn run_plan(
     if run.violation.is_none() {
         run.judge_the_end();
     }
-    run.collect_stats();
     let about = run.violation.as_ref().and_then(|broken| broken.operation);
     Outcome {
         history: run.history.of(about, START),
@@ -109,16 +107,12 @@ pub fn run_plan(
 impl Run {
     fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
         let now = START;
-        let mut store = Store::default();
-        store
-            .logs
-            .resize_with(plan.partitions as usize, PartitionLogs::default);
-        store
-            .layouts
-            .push(ShardingScheme::one_each(plan.partitions));
+        let store = Store::new(plan.partitions);
+        let one = |_| Self::new_scheduler(&plan, &mut rng, 0);
+        let schedulers = (0..plan.schedulers).map(one).collect();
         let mut run = Self {
-            watched: plan.partitions,
             agents: Agents::new(),
+            schedulers,
             supervisors: Supervisor::all(&plan, &mut rng),
             rng,
             now,
@@ -126,7 +120,6 @@ impl Run {
             bug,
             store,
             services: Services::default(),
-            owners: Vec::new(),
             judge: Judge::default(),
             history: History::default(),
             seen: Seen::default(),
@@ -142,8 +135,9 @@ impl Run {
         for (index, ask) in self.plan.asks.iter().enumerate() {
             self.queue.push(ask.at, What::Ask(index));
         }
-        for shard in self.store.layout().1.all() {
-            self.queue.push(START, What::Watch { shard });
+        for scheduler in 0..self.schedulers.len() {
+            let after = self.rng.below(2_000);
+            self.act_later(scheduler, after, Act::Start);
         }
         for _ in 0..self.plan.repartitions {
             let after = self.rng.below(10_000_000);
@@ -168,6 +162,14 @@ impl Run {
         if let Some(at) = self.plan.repartition_at {
             self.queue.push(at, What::Repartition);
         }
+        if let Some(at) = self.plan.loses_requests_at {
+            self.queue.push(at, What::LoseRequests);
+        }
+        if self.plan.sets_clocks {
+            for partition in 0..self.store.logs.len() {
+                self.later(1_000_000, What::Retention { partition });
+            }
+        }
         if self.plan.sets_clocks && self.rng.chance(30) {
             let after = self.rng.below(8_000_000);
             self.later(after, What::SetClock);
@@ -183,7 +185,8 @@ impl Run {
             self.now = self.now.max(at);
             self.crash_as_planned();
             self.seen.events += 1;
-            let is_rest = matches!(what, What::Renewed { .. }) && self.is_over();
+            self.seen.points += u64::from(what.is_point());
+            let is_rest = self.may_be_over_after(&what) && self.is_over();
             self.happen(what);
             if self.violation.is_some() || is_rest {
                 return;
@@ -194,17 +197,28 @@ impl Run {
         }
     }
 
+    /// Whether it is worth a look whether the run has ended: renewals happen all the time, unless no
+    /// shard runs.
+    fn may_be_over_after(&self, what: &What) -> bool {
+        let What::Scheduler(_, act) = what else {
+            return false;
+        };
+        match **act {
+            Act::Input(Input::Renewed { .. }) => true,
+            Act::Turn => self.plan.loses_requests_at.is_some(),
+            _ => false,
+        }
+    }
+
     fn crash_as_planned(&mut self) {
         while let Some(crash) = self.crashes.first().copied()
-            && crash.after <= self.seen.events
+            && crash.after <= self.seen.points
         {
             self.crashes.remove(0);
             match crash.of {
-                Process::Owners => {
-                    for index in 0..self.owners.len() {
-                        if self.owners[index].life == Life::Runs {
-                            self.crash(index);
-                        }
+                Process::Schedulers => {
+                    for index in 0..self.schedulers.len() {
+                        self.crash_scheduler(index, RESTART_MICROS);
                     }
                 }
                 Process::Supervisors => {
@@ -235,18 +249,10 @@ impl Run {
                 is_copy,
             } => self.reply_arrives(task, incarnation, *reply, is_copy),
             What::Repartition => self.repartition(),
-            What::Watch { shard } => self.watch(shard),
-            What::LandLate { owner, writes } => self.land_late(owner, writes),
-            What::Land { owner, is_rest } => self.land(owner, is_rest),
-            What::RenewalLands { owner, sent, lease } => self.renewal_lands(owner, sent, *lease),
-            What::Read { owner, operation } => self.read(owner, operation),
-            What::Arrive {
-                owner,
-                batch,
-                message,
-                is_buffered,
-                is_copy,
-            } => self.arrive(owner, batch, message, is_buffered, is_copy),
+            What::Scheduler(of, act) => self.scheduler_acts(of, *act),
+            What::Woken(of) => self.woken(of),
+            What::Retention { partition } => self.retain(partition),
+            What::LoseRequests => self.lose_requests(),
             What::Deliver { task, incarnation } => self.deliver(task, incarnation),
             What::Serve {
                 task,
@@ -268,51 +274,22 @@ impl Run {
             What::SupervisorAnswer { caller, answer } => self.answer_arrives(caller, *answer),
             What::Acknowledged(caller) => self.acknowledged(caller),
             What::Rebalance { partition } => self.rebalance(partition),
-            What::Start { owner }
-            | What::Poll { owner, .. }
-            | What::Loaded { owner, .. }
-            | What::Commit { owner }
-            | What::Committed { owner }
-            | What::Settle { owner, .. }
-            | What::Tick { owner }
-            | What::Renew { owner }
-            | What::Renewed { owner, .. } => {
-                if self.is_up(owner) {
-                    self.owner_acts(owner, what);
-                } else {
-                    self.when_up(owner, what);
-                }
-            }
         }
     }
 
-    /// Events of an owner, during which it may die.
-    fn owner_acts(&mut self, owner: usize, what: What) {
-        match what {
-            What::Start { .. } => self.start(owner),
-            What::Poll { source, .. } => self.poll(owner, source),
-            What::Loaded { operation, row, .. } => {
-                let event = match row {
-                    Ok(row) => Event::Loaded { operation, row },
-                    Err(spoilt) => Event::Unloadable {
-                        operation,
-                        cause: format!("{spoilt:?}"),
-                    },
-                };
-                self.apply(owner, event);
-            }
-            What::Commit { .. } => self.commit(owner),
-            What::Committed { .. } => self.committed(owner),
-            What::Settle { batch, .. } => self.settle(owner, batch),
-            What::Tick { .. } => self.tick(owner),
-            What::Renew { .. } => self.renew(owner),
-            What::Renewed {
-                sent,
-                lease,
-                is_written,
-                ..
-            } => self.renewed(owner, sent, *lease, is_written),
-            other => unreachable!("no act of an owner: {other:?}"),
+    /// Changes the number of shards per partition.
+    fn repartition(&mut self) {
+        let scheme = self.store.layout.scheme();
+        let others = [1, 2, 4].into_iter();
+        let others = others.filter(|&number| number != scheme.shards_per_partition);
+        let others: Vec<u32> = others.collect();
+        let next = ShardingScheme {
+            shards_per_partition: others[self.rng.index(others.len())],
+            ..scheme
+        };
+        self.note_all(|| format!("the sharding changes: {next}"));
+        if let Ok(layout) = self.store.layout.successor(next) {
+            self.store.layout = layout;
         }
     }
 
@@ -362,13 +339,12 @@ impl Run {
     }
 
     fn set_clock(&mut self) {
-        let offset = self.skew();
+        let offset = clock::skew(&mut self.rng);
         self.seen.count(Sight::ClocksSet);
         match self.rng.below(3) {
             0 => {
-                if let Some(owner) = self.owners.last_mut() {
-                    owner.clock.set(offset);
-                }
+                let index = self.rng.index(self.schedulers.len());
+                self.schedulers[index].clock.set(offset);
             }
             1 => {
                 let index = self.rng.index(self.supervisors.len());
@@ -394,26 +370,21 @@ impl Run {
         });
     }
 
-    pub fn skew(&mut self) -> i64 {
-        let span = 2 * SKEW_MICROS.unsigned_abs() + 1;
-        i64::try_from(self.rng.below(span)).unwrap() - SKEW_MICROS
-    }
-
     /// Whether the run has ended.
     fn is_over(&self) -> bool {
         self.is_calm()
             && self.queue.is_idle()
             && self.agents.is_idle()
             && self.store.rows().all(|row| {
+                if self.is_refused(self.home_of(row.id)) {
+                    return true;
+                }
                 let waits = self.judge.was_unreadable(row.id) && self.is_to_be_looked_at(row.id);
                 self.judge.is_announced(row) && !waits
             })
-            && self
-                .store
-                .layout()
-                .1
-                .all()
-                .all(|shard| self.is_at_rest(shard))
+            && self.store.layout.scheme().all().all(|shard| {
+                self.is_at_rest(shard) || self.refuse(shard)
+            })
     }
 
     /// Whether an entry of the deadline index will wake an operation.
@@ -422,21 +393,80 @@ impl Run {
         logs.any(|logs| logs.will_wake(operation))
     }
 
+    /// Whether no process runs any shard of a partition, because its log has lost requests.
+    pub fn is_refused(&self, partition: usize) -> bool {
+        let scheme = self.store.layout.scheme();
+        let mut shards = scheme.of_partition(PartitionId(u32::try_from(partition).unwrap()));
+        shards.any(|shard| self.refuse(shard))
+    }
+
+    /// Whether every process refuses to run a shard whose log has lost requests that are not done.
+    fn refuse(&self, shard: ShardId) -> bool {
+        let key = LeaseKey::scheduler(self.store.layout.generation(), shard);
+        let partition = self.store.layout.scheme().partition_of(shard);
+        // A partition without a lease has never run.
+        let lease = self.store.leases.get(&key);
+        let done = lease.map_or_else(TopicOffsets::default, |lease| lease.checkpoint.at);
+        let logs = &self.store.logs[partition.0 as usize];
+        let mut sources = Source::ALL.into_iter();
+        let has_lost =
+            sources.any(|source| position(&done, source) < logs.first[Self::index_of(source)]);
+        has_lost && self.schedulers.iter().all(|process| process.refuses(shard))
+    }
+
+    /// Retention deletes the records of a partition that all shards have done.
+    fn retain(&mut self, partition: usize) {
+        let after = self.rng.between(500_000, 3_000_000);
+        self.later(after, What::Retention { partition });
+        let layout = &self.store.layout;
+        let of = PartitionId(u32::try_from(partition).unwrap());
+        let mut done = None::<TopicOffsets>;
+        for shard in layout.scheme().of_partition(of) {
+            let key = LeaseKey::scheduler(layout.generation(), shard);
+            let Some(lease) = self.store.leases.get(&key) else {
+                return;
+            };
+            let own = lease.checkpoint.at;
+            let lowest = done.get_or_insert(own);
+            for source in Source::ALL {
+                *lowest.on_mut(source) = lowest.on(source).min(own.on(source));
+            }
+        }
+        let done = done.unwrap_or_default();
+        let logs = &mut self.store.logs[partition];
+        for source in Source::ALL {
+            let first = &mut logs.first[Self::index_of(source)];
+            if position(&done, source) > *first {
+                *first = position(&done, source);
+                self.seen.count(Sight::Retention);
+            }
+        }
+    }
+
+    /// Retention deletes all requests of a partition, whether they are done or not.
+    fn lose_requests(&mut self) {
+        let partition = self.rng.index(self.store.logs.len());
+        let logs = &mut self.store.logs[partition];
+        for source in [Source::Requests, Source::HighPriority] {
+            logs.first[Self::index_of(source)] = logs.len(source);
+        }
+        self.seen.count(Sight::RequestsDeleted);
+        self.note_all(|| format!("all requests of partition {partition} are deleted"));
+    }
+
     fn is_at_rest(&self, shard: ShardId) -> bool {
-        let (generation, scheme) = self.store.layout();
-        let logs = &self.store.logs[scheme.partition_of(shard).0 as usize];
-        let Some(lease) = self.store.leases.get(&(generation, shard)) else {
+        let key = LeaseKey::scheduler(self.store.layout.generation(), shard);
+        let Some(lease) = self.store.leases.get(&key) else {
             return false;
         };
-        let owner = &self.owners[lease.owner];
-        let idle = owner.engine.as_ref().is_some_and(|engine| {
-            engine.in_flight() == InFlight::default() && !owner.has_work_under_way()
-        });
+        let logs = &self.store.logs[lease.partition.0 as usize];
+        let idle = self.schedulers.iter().any(|process| process.rests_with(lease));
         let last_reply = logs.replies.iter().rposition(Option::is_some);
-        let is_done = |source| lease.checkpoint.on(source) == logs.len(source);
+        let checkpoint = &lease.checkpoint.at;
+        let is_done = |source| position(checkpoint, source) == logs.len(source);
         idle && is_done(Source::Requests)
             && is_done(Source::HighPriority)
-            && lease.checkpoint.on(Source::Replies) >= last_reply.map_or(0, |last| last + 1)
+            && position(checkpoint, Source::Replies) >= last_reply.map_or(0, |last| last + 1)
             && is_done(Source::Recoveries)
             && logs.failed_next == logs.failed.len()
     }
@@ -452,30 +482,16 @@ impl Run {
                 (ends, logs.failed_next, logs.failed.len())
             })
             .collect();
-        let held: Vec<_> = self
-            .owners
-            .iter()
-            .filter_map(|owner| {
-                let engine = owner.engine.as_ref()?;
-                let waiting = Priority::ALL.map(|priority| engine.waiting(priority));
-                Some((engine.in_flight(), waiting, owner.state()))
-            })
-            .collect();
+        let schedulers: Vec<_> = self.schedulers.iter().map(Scheduler::describe).collect();
         let leases = self.store.leases.clone();
+        let layout = self.store.layout.clone();
         self.fail(Rule::Lost, operation, || {
             let leases = &leases;
             format!(
-                "the operation did not end: {state:?}\nlogs {logs:?}\n{leases:?}\nowners {held:?}"
+                "the operation did not end: {state:?}\nlogs {logs:?}\n{layout}\n{leases:#?}\n\
+                 {schedulers:#?}"
             )
         });
-    }
-
-    fn collect_stats(&mut self) {
-        for owner in &mut self.owners {
-            if let Some(engine) = &mut owner.engine {
-                self.seen.add(&engine.take_stats());
-            }
-        }
     }
 
     /// The index of a source among all of them.

@@ -20,12 +20,24 @@ pub enum Sight {
     SpoiltRows,
     TransactionMarkers,
     RefusedAgain,
+    LeasesExpired,
+    GracefulStops,
+    CutOffs,
+    FullQueues,
+    Retention,
+    RequestsDeleted,
+    Refused,
+    SchedulerFaults,
+    UnknownWrites,
+    WritesRepeated,
+    LostMessages,
+    GivenUp,
     FencedCommits,
+    FencedMessages,
     FencedRenewals,
     FencedWrites,
     LateWritesThatStood,
     LateMessages,
-    StampsRanOut,
     WindowWasFull,
     ClocksSet,
     AgentCrashes,
@@ -76,7 +88,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 68] = [
+    pub const ALL: [Self; 80] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -92,12 +104,24 @@ impl Sight {
         Self::SpoiltRows,
         Self::TransactionMarkers,
         Self::RefusedAgain,
+        Self::LeasesExpired,
+        Self::GracefulStops,
+        Self::CutOffs,
+        Self::FullQueues,
+        Self::Retention,
+        Self::RequestsDeleted,
+        Self::Refused,
+        Self::SchedulerFaults,
+        Self::UnknownWrites,
+        Self::WritesRepeated,
+        Self::LostMessages,
+        Self::GivenUp,
         Self::FencedCommits,
+        Self::FencedMessages,
         Self::FencedRenewals,
         Self::FencedWrites,
         Self::LateWritesThatStood,
         Self::LateMessages,
-        Self::StampsRanOut,
         Self::WindowWasFull,
         Self::ClocksSet,
         Self::AgentCrashes,
@@ -155,6 +179,8 @@ pub struct Seen {
     pub stats: EngineStats,
     /// The total number of events.
     pub events: u64,
+    /// How many of them a crash can come before with an effect of its own.
+    pub points: u64,
 }
 
 impl Default for Seen {
@@ -163,6 +189,7 @@ impl Default for Seen {
             counts: [0; Sight::ALL.len()],
             stats: EngineStats::default(),
             events: 0,
+            points: 0,
         }
     }
 }
@@ -183,6 +210,7 @@ impl Seen {
         }
         self.add(&other.stats);
         self.events += other.events;
+        self.points += other.points;
     }
 
     /// Adds the counters of an engine.

@@ -4,59 +4,31 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use waybill_engine::{
-    ByPriority, Epoch, FailedOperation, KeyHash, OperationId, OperationRow, PartitionId, Priority,
-    Recovery, RowChange, ShardHandover, ShardId, ShardingScheme, Source, Stamp, StepReply,
-    Timestamp, TopicOffsets,
+    ByPriority, FailedOperation, KeyHash, OperationId, OperationRow, PartitionId, Priority, Recovery,
+    Source, Stamp, StepReply, Timestamp, TopicOffsets,
 };
-use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
+use waybill_messages::TopicId;
+use waybill_state::{
+    Checkpoint, DUE_BUCKETS_AGAIN, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowWrite,
+};
 
-use crate::scheduler::offset;
 use crate::supervisor_calls::Assignment;
 use crate::workload::Record;
 
-/// How long an owner may act after it has sent a renewal.
-pub const LEASE_MICROS: u64 = 1_000_000;
-/// The allowance of owners and candidates for delay.
-pub const LEASE_MARGIN_MICROS: u64 = 100_000;
+/// The difference between a record's fingerprint and its offset.
+pub const FINGERPRINT_BASE: u64 = 1_000;
 
-/// The offsets up to which the logs of a partition were read and done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Checkpoint(pub TopicOffsets);
-
-impl Checkpoint {
-    /// Builds a checkpoint from the offset of each log.
-    pub fn of(at: impl Fn(Source) -> usize) -> Self {
-        let mut offsets = TopicOffsets::default();
-        for source in Source::ALL {
-            *offsets.on_mut(source) = offset(at(source));
-        }
-        Self(offsets)
-    }
-
-    /// The offset in one of the logs.
-    pub fn on(&self, source: Source) -> usize {
-        usize::try_from(self.0.on(source).0).unwrap()
-    }
+/// The offset of a checkpoint in one of the logs, as a position.
+pub fn position(at: &TopicOffsets, source: Source) -> usize {
+    usize::try_from(at.on(source).0).unwrap()
 }
 
-/// The key of a lease: the generation of the layout, and the shard.
-pub type LeaseKey = (usize, ShardId);
-
-/// The lease row of a shard.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Lease {
-    pub owner: usize,
-    pub epoch: Epoch,
-    pub stamp_limit: Stamp,
-    pub checkpoint: Checkpoint,
-    /// When it was last written.
-    pub changed_at: Timestamp,
-    /// Its owner has released it.
-    pub is_free: bool,
-    /// A shard of the next layout has ended it for good.
-    pub is_ended: bool,
-    /// The records beyond its checkpoint that the shards it follows have done.
-    pub handover: ShardHandover,
+/// The ID of a topic of requests.
+pub fn topic_of(source: Source) -> TopicId {
+    match source {
+        Source::HighPriority => TopicId(9 << 64),
+        Source::Requests | Source::Replies | Source::Recoveries => TopicId(7 << 64),
+    }
 }
 
 /// A row that cannot be read.
@@ -69,7 +41,11 @@ pub enum Written {
     Stands,
     /// The stored row has a higher stamp.
     Fenced,
-    /// The stored row has the same stamp.
+    /// There is no row yet, and the write lacks the immutable columns.
+    Incomplete,
+    /// The stored row is of the same write.
+    Again,
+    /// The stored row has the same stamp, and another content.
     Clash,
 }
 
@@ -81,6 +57,8 @@ pub struct PartitionLogs {
     pub replies: Vec<Option<Rc<StepReply>>>,
     pub recoveries: Vec<Rc<Recovery>>,
     pub failed: Vec<Rc<FailedOperation>>,
+    /// The first record of each log that retention has not deleted. (The judge sees all of them.)
+    pub first: [usize; 4],
     /// The offset up to which supervisors have consumed `failed`, as far as is known.
     pub failed_next: usize,
     /// The member of the consumer group that `failed` belongs to.
@@ -91,14 +69,15 @@ pub struct PartitionLogs {
     /// Buckets before this were swept; `None` before the first owner has started.
     pub cursor: Option<DueBucket>,
     /// The lease of the supervisor that sweeps them.
-    pub sweeper: Option<waybill_state::Lease>,
+    pub sweeper: Option<Lease>,
+    /// The checkpoint as lag tools see it.
+    pub copied: Option<Checkpoint>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Store {
     pub logs: Vec<PartitionLogs>,
-    /// The sharding scheme of every generation; the last one is current.
-    pub layouts: Vec<ShardingScheme>,
+    pub layout: Layout,
     pub leases: BTreeMap<LeaseKey, Lease>,
     rows: Vec<Row>,
     pub attention: Vec<OperationId>,
@@ -177,39 +156,53 @@ impl PartitionLogs {
 }
 
 impl Store {
+    pub fn new(partitions: u32) -> Self {
+        let mut logs = Vec::new();
+        logs.resize_with(partitions as usize, PartitionLogs::default);
+        Self {
+            logs,
+            layout: Layout::first(partitions),
+            leases: BTreeMap::new(),
+            rows: Vec::new(),
+            attention: Vec::new(),
+            spoilt: BTreeMap::new(),
+        }
+    }
+
     pub fn row(&self, id: OperationId) -> Option<&OperationRow> {
         let mut rows = self.rows.iter();
         rows.find(|stored| stored.row.id == id)
             .map(|stored| &stored.row)
     }
 
-    /// The current sharding scheme, and its generation.
-    pub fn layout(&self) -> (usize, ShardingScheme) {
-        let generation = self.layouts.len() - 1;
-        (generation, self.layouts[generation])
-    }
-
     /// The offsets up to which the records with a key are done on a partition's logs, by any shard.
-    pub fn reached(&self, partition: usize, key: KeyHash) -> Checkpoint {
+    pub fn reached(&self, partition: usize, key: KeyHash) -> TopicOffsets {
         let partition = PartitionId(u32::try_from(partition).unwrap());
-        let newest = self.layouts.iter().enumerate().rev();
-        let mut newest = newest.filter_map(|(generation, scheme)| {
-            self.leases.get(&(generation, scheme.taker(partition, key)))
+        let mut generation = Some(self.layout.generation());
+        let newest = std::iter::from_fn(|| {
+            let of = generation?;
+            generation = of.previous();
+            Some(of)
+        });
+        let mut newest = newest.filter_map(|generation| {
+            let shard = self.layout.of(generation)?.taker(partition, key);
+            self.leases.get(&LeaseKey::scheduler(generation, shard))
         });
         let Some(lease) = newest.next() else {
-            return Checkpoint::default();
+            return TopicOffsets::default();
         };
-        Checkpoint::of(|source| {
-            let mut at = lease.checkpoint.on(source);
-            while lease.handover.had_done(source, offset(at), key) {
-                at += 1;
+        let mut reached = lease.checkpoint.at;
+        for source in Source::ALL {
+            let at = reached.on_mut(source);
+            while lease.handover.had_done(source, *at, key) {
+                *at = at.next();
             }
-            at
-        })
+        }
+        reached
     }
 
     /// The same offsets for an operation.
-    pub fn reached_of(&self, partition: usize, id: OperationId) -> Checkpoint {
+    pub fn reached_of(&self, partition: usize, id: OperationId) -> TopicOffsets {
         self.reached(partition, KeyHash::of(&id.key()))
     }
 
@@ -226,17 +219,20 @@ impl Store {
     }
 
     /// Writes a row, unless the stored one has a higher stamp.
-    pub fn write(&mut self, change: RowChange, ignore_stamps: bool) -> Written {
+    pub fn write(&mut self, change: RowWrite, ignore_stamps: bool) -> Written {
         let Some(stored) = self
             .rows
             .iter_mut()
             .find(|stored| stored.row.id == change.id)
         else {
+            let Some(created) = change.created else {
+                return Written::Incomplete;
+            };
             self.rows.push(Row {
                 created: change.stamp,
                 row: OperationRow {
                     id: change.id,
-                    created: change.created.expect("the first write has all columns"),
+                    created,
                     state: change.state,
                     stamp: change.stamp,
                 },
@@ -250,7 +246,10 @@ impl Store {
             stored.row.created = created;
         }
         if stored.row.stamp == change.stamp {
-            return Written::Clash;
+            return match stored.row.state == change.state {
+                true => Written::Again,
+                false => Written::Clash,
+            };
         }
         if stored.row.stamp > change.stamp && !ignore_stamps {
             return Written::Fenced;

@@ -2,17 +2,16 @@
 
 use std::rc::Rc;
 
-use waybill_engine::{Offset, OperationId, PartitionId, Recovery, Source};
-use waybill_state::{CorruptRow, DUE_BUCKETS_AGAIN, DueBucket, Lease, RowRead};
+use waybill_engine::{Offset, PartitionId, Recovery, Source};
+use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, Lease};
 use waybill_supervisor_core::failed::{self, Content, Uncommitted};
 use waybill_supervisor_core::index_shard::{self, Effect};
 
 use crate::bugs::Bug;
 use crate::queue::What;
 use crate::run::Run;
-use crate::scheduler::offset;
+use crate::schedulers::offset;
 use crate::seen::Sight;
-use crate::store::Spoilt;
 use crate::supervisors::{Caller, Machine, Supervisor};
 
 /// The percentage of calls that fail, before or after they are applied.
@@ -170,15 +169,6 @@ impl Run {
         }
     }
 
-    fn read_row(&self, id: OperationId) -> RowRead {
-        let row = self.store.read(id, self.now);
-        row.map(Option::<&_>::cloned).map_err(|Spoilt| CorruptRow {
-            id,
-            what: "state",
-            cause: "it cannot be read for a while".to_owned(),
-        })
-    }
-
     /// Stores the cursor, which never goes back.
     fn move_cursor(&mut self, index_shard: usize, cursor: DueBucket) {
         // No sweep reads what is before these any more.
@@ -263,7 +253,7 @@ impl Run {
         self.take_recovery(&recovery);
         let recovery = Rc::new(recovery);
         self.store.logs[partition].recoveries.push(recovery);
-        self.wake_owners(partition, Source::Recoveries);
+        self.wake_schedulers(partition, Source::Recoveries);
     }
 
     /// A supervisor learns that one of its recoveries was appended.

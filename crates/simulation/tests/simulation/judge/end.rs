@@ -1,14 +1,13 @@
 //! Checks the whole run at its end.
 
 use waybill_engine::{
-    Amendment, ByPriority, OperationId, OperationRequest, OperationRow, Priority, ProcessState,
+    Amendment, ByPriority, OperationRequest, OperationRow, Priority, ProcessState,
     RecoveryVerb, StepState, Undo, Workflow,
 };
 
 use super::is_undone;
 use crate::history::Rule;
 use crate::run::Run;
-use crate::scheduler::Life;
 use crate::seen::Sight;
 use crate::workload::Record;
 
@@ -21,7 +20,16 @@ impl Run {
             .iter()
             .map(|(id, accepted)| (*id, accepted.create))
             .collect();
+        let partitions = 0..self.store.logs.len();
+        let refused: Vec<bool> = partitions.map(|partition| self.is_refused(partition)).collect();
+        if refused.contains(&true) {
+            self.seen.count(Sight::Refused);
+        }
         for (id, creates) in &accepted {
+            // A person sees that the partition is refused, and why.
+            if refused[self.home_of(*id)] {
+                continue;
+            }
             let Some(row) = self.store.row(*id).cloned() else {
                 return self.fail(Rule::Lost, *id, || "it has no row".to_owned());
             };
@@ -46,10 +54,9 @@ impl Run {
             self.judge_amendments(&row);
             self.judge_operators(&row);
         }
-        if self.store.rows().count() != accepted.len() {
+        if self.store.rows().count() != accepted.len() && !refused.contains(&true) {
             self.fail(Rule::Contract, None, || "rows without a request".to_owned());
         }
-        self.judge_stats();
     }
 
     fn judge_announcements(&mut self, row: &OperationRow) {
@@ -213,35 +220,4 @@ impl Run {
             self.fail(Rule::NotAnswered, row.id, || format!("{recovery:?}"));
         }
     }
-
-    fn judge_stats(&mut self) {
-        let (mut internal_errors, mut unknown_replies) = (0, 0);
-        for owner in &mut self.owners {
-            if let Some(engine) = &mut owner.engine {
-                let stats = engine.take_stats();
-                internal_errors += stats.internal_errors;
-                // A superseded owner may look up a row before its successor writes it.
-                if owner.life == Life::Runs {
-                    unknown_replies += stats.unknown_replies;
-                }
-                self.seen.add(&stats);
-            }
-        }
-        if internal_errors > 0 {
-            let id = self.store.rows().find_map(internal_error);
-            self.fail(Rule::Contract, id, || {
-                "the engine failed on an operation".to_owned()
-            });
-        }
-        if unknown_replies > 0 {
-            self.fail(Rule::Contract, None, || {
-                "an agent got a request for an operation without a row".to_owned()
-            });
-        }
-    }
-}
-
-fn internal_error(row: &OperationRow) -> Option<OperationId> {
-    let error = row.state.error.as_ref()?;
-    (error.error.code == "internal-error").then_some(row.id)
 }

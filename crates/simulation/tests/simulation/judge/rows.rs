@@ -1,31 +1,32 @@
 //! Checks every row when it becomes durable, against the row before it.
 
 use waybill_engine::{
-    Action, OperationId, OperationRow, OperationState, ProcessState, RowChange, StepProgress,
-    StepState, Workflow,
+    Action, OperationId, OperationRow, OperationState, ProcessState, StepProgress, StepState,
+    Workflow,
 };
+use waybill_state::RowWrite;
 
-use super::{Writer, has_ended};
+use super::has_ended;
 use crate::bugs::Bug;
-use crate::commit::intents;
 use crate::history::Rule;
 use crate::run::Run;
+use crate::schedulers::Writer;
+use crate::schedulers::messages::intents;
 use crate::seen::Sight;
 use crate::store::Written;
 
 impl Run {
     /// A row becomes durable, if its stamp is not too low.
-    pub fn persist(&mut self, index: usize, change: RowChange, writer: Writer) {
+    pub fn persist(&mut self, change: RowWrite, writer: Writer) {
         let (id, epoch) = (change.id, change.state.epoch);
-        let owner = &self.owners[index];
-        let lease = self.store.leases.get(&owner.key).cloned();
+        let lease = self.store.leases.get(&writer.key).cloned();
         let is_late = lease
             .as_ref()
-            .is_none_or(|lease| lease.epoch != owner.epoch);
+            .is_none_or(|lease| lease.epoch != writer.epoch);
         let is_within = lease
             .as_ref()
             .is_none_or(|lease| is_late || change.stamp < lease.stamp_limit);
-        if epoch != owner.epoch || !is_within {
+        if epoch != writer.epoch || !is_within {
             self.fail(Rule::Stamps, id, || format!("{change:?} under {lease:?}"));
         }
         let old = self.store.row(id).cloned();
@@ -42,8 +43,9 @@ impl Run {
                 .collect::<Vec<_>>()
                 .join(", ");
             format!(
-                "row {written:?} by owner {index}: {:?} [{steps}] due {next_due:?} handed off {} \
+                "row {written:?} by scheduler {}: {:?} [{steps}] due {next_due:?} handed off {} \
                  locked {} stamp {stamp:?}",
+                writer.scheduler,
                 state.state,
                 state.handed_off,
                 state.locked_by.is_some(),
@@ -53,7 +55,7 @@ impl Run {
         match written {
             Written::Fenced => {
                 self.seen.count(Sight::FencedWrites);
-                if !is_late {
+                if !is_late && !writer.may_repeat {
                     self.fail(Rule::Stamps, id, || {
                         format!("the owner's own write lost against {before:?}: {new:?}")
                     });
@@ -65,6 +67,12 @@ impl Run {
                     format!("two writes with one stamp: {new:?}")
                 });
             }
+            Written::Incomplete => {
+                return self.fail(Rule::Contract, id, || {
+                    format!("the first write of a row: {new:?}")
+                });
+            }
+            Written::Again => return self.seen.count(Sight::WritesRepeated),
             Written::Stands => {}
         }
         let was_branched = self.judge.branched.remove(&id);
@@ -92,7 +100,7 @@ impl Run {
             .cloned()
     }
 
-    fn remember(&mut self, new: &RowChange) {
+    fn remember(&mut self, new: &RowWrite) {
         let (id, state) = (new.id, &new.state);
         self.judge.intents.extend(intents(id, state));
         if state.state.is_final() {
@@ -105,7 +113,7 @@ impl Run {
     }
 
     /// Checks that do not depend on the row before.
-    fn check_shape(&mut self, new: &RowChange) {
+    fn check_shape(&mut self, new: &RowWrite) {
         let (id, state) = (new.id, &new.state);
         let is_final = state.state.is_final();
         let is_over = is_final && (!state.state.is_parked() || state.abandoned);
@@ -132,7 +140,7 @@ impl Run {
         }
     }
 
-    fn check_succession(&mut self, old: &OperationRow, new: &RowChange, writer: &Writer) {
+    fn check_succession(&mut self, old: &OperationRow, new: &RowWrite, writer: &Writer) {
         let id = new.id;
         let is_right = (new.state.handed_off || !old.state.handed_off)
             && new.state.sequence >= old.state.sequence
@@ -160,7 +168,7 @@ impl Run {
     fn check_end_of_attempt(
         &mut self,
         old: &OperationRow,
-        new: &RowChange,
+        new: &RowWrite,
         index: usize,
         writer: &Writer,
     ) {
@@ -209,7 +217,7 @@ impl Run {
 
     /// A step begins after all steps that it depends on have ended, and is undone after all later
     /// steps are.
-    fn check_order(&mut self, old: &OperationRow, new: &RowChange, workflow: &Workflow) {
+    fn check_order(&mut self, old: &OperationRow, new: &RowWrite, workflow: &Workflow) {
         let (id, state) = (new.id, &new.state);
         for (index, step) in workflow.steps().iter().enumerate() {
             let (before, after) = (old.state.steps.get(index), &state.steps[index]);
@@ -252,7 +260,7 @@ impl Run {
         }
     }
 
-    fn count_sights(&mut self, old: Option<&OperationRow>, new: &RowChange) {
+    fn count_sights(&mut self, old: Option<&OperationRow>, new: &RowWrite) {
         let state = &new.state;
         let was = old.map(|row| row.state.state);
         if state.tombstone && was.is_none() {
