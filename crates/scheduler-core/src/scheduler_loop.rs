@@ -19,6 +19,7 @@
 
 mod admission;
 mod layout;
+mod pauses;
 mod upkeep;
 
 use std::collections::BTreeMap;
@@ -26,8 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    BootTime, EngineConfig, EngineStats, Event, Now, Offset, OperationId, OwnerId, ShardId,
-    StepReply, Workflows,
+    BootTime, EngineConfig, EngineStats, Event, Now, OperationId, OwnerId, ShardId, StepReply,
+    Workflows,
 };
 use waybill_state::{Layout, RowRead};
 
@@ -38,8 +39,8 @@ use crate::effect::{Effect, LoopError, Note};
 use crate::input::{Arrived, Asker, CallerId, Generation, Input};
 use crate::settings::LoopSettings;
 use crate::slot::{Owned, Slot, SlotState};
-use crate::standstill::{Standstill, Standstills};
-use crate::task::{Panicked, Task, TaskError};
+use crate::standstill::Standstills;
+use crate::task::{Task, TaskError};
 
 /// Maximum sleep of the loop when no input arrives.
 const ITERATION_MAX: Duration = Duration::from_millis(50);
@@ -146,11 +147,7 @@ impl SchedulerLoop {
     /// suspended since the last turn. While inputs are queued there is no tick: a queued reply must
     /// not be overtaken by its time-out.
     pub fn turn(&mut self, all_taken: bool, suspended: Option<Duration>, now: Now) {
-        match self.standstills.turn(now.boot, suspended, ITERATION_MAX) {
-            Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended, now),
-            Some(Standstill::Paused(pause)) => self.resume_after_pause(pause),
-            None => {}
-        }
+        self.resume(suspended, now);
         self.read_layout(now);
         self.start_wanted(now);
         self.fence_expired(now);
@@ -170,6 +167,7 @@ impl SchedulerLoop {
 
     /// Takes an input.
     pub fn take(&mut self, input: Input, now: Now) {
+        self.resume(None, now);
         match input {
             Input::Records(records) => self.records(records, now),
             Input::Replied { asker, reply } => self.replied(asker, reply, now),
@@ -409,73 +407,6 @@ impl SchedulerLoop {
             }
         }
         self.begin_again(loads, "a read of its rows was not answered", now);
-    }
-
-    /// Handles a suspension of the machine, or its move to another host. Other processes may have
-    /// taken the shards over, whatever this machine's clock says, so every lease is acquired again.
-    fn was_suspended(&mut self, suspended: Duration, now: Now) {
-        tracing::warn!(
-            ?suspended,
-            "the machine was suspended; dropping all partitions"
-        );
-        let shards: Vec<ShardId> = self.slots.keys().copied().collect();
-        for shard in shards {
-            self.give_up(shard, "the machine was suspended", now);
-        }
-    }
-
-    /// Handles a pause of the process. The inbox may hold replies that are older than the time-outs
-    /// that would be applied now. So no time-out is applied until the inbox was read to its current
-    /// end.
-    fn resume_after_pause(&mut self, pause: Duration) {
-        tracing::warn!(
-            ?pause,
-            "the scheduler was paused; reading all replies before applying time-outs"
-        );
-        for (&shard, slot) in &mut self.slots {
-            let generation = slot.generation;
-            let SlotState::Owned(owned) = &mut slot.state else {
-                continue;
-            };
-            if std::mem::replace(&mut owned.inbox_end_awaited, true) {
-                owned.paused_again = true;
-                continue;
-            }
-            self.effects.push(Effect::ReadInboxEnd {
-                shard,
-                generation,
-                partition: owned.partition(),
-            });
-        }
-    }
-
-    fn inbox_end(
-        &mut self,
-        shard: ShardId,
-        generation: Generation,
-        end: Result<Offset, Panicked>,
-        now: Now,
-    ) {
-        let Ok(end) = end else {
-            let reason = "could not read the end of its replies";
-            return self.begin_again([(shard, generation)], reason, now);
-        };
-        let Some(owned) = self.owned(shard, generation) else {
-            return;
-        };
-        let partition = owned.partition();
-        if std::mem::take(&mut owned.paused_again) {
-            // Replies may have arrived after this end, during the later pause.
-            self.effects.push(Effect::ReadInboxEnd {
-                shard,
-                generation,
-                partition,
-            });
-            return;
-        }
-        owned.inbox_end_awaited = false;
-        owned.engine.apply(Event::InboxEnd(end), now.wall);
-        self.effects.push(Effect::ReadTo { shard, end });
     }
 
     fn set_running(&mut self, shard: ShardId, running: bool, caller: CallerId) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use waybill_engine::BootTime;
 
-/// A turn that takes this much longer than allowed means that the process was paused.
+/// If this much more time passes than allowed, the process was paused.
 const STANDSTILL: Duration = Duration::from_secs(2);
 
 /// Why the loop did not run for a while.
@@ -19,25 +19,25 @@ pub(crate) enum Standstill {
 /// Detects that the loop did not run for a while.
 #[derive(Debug)]
 pub(crate) struct Standstills {
-    turned: BootTime,
+    ran_at: BootTime,
 }
 
 impl Standstills {
-    /// Begins with a turn.
+    /// The loop begins to run.
     pub(crate) fn new(now: BootTime) -> Self {
-        Self { turned: now }
+        Self { ran_at: now }
     }
 
-    /// Marks the start of a turn, which was due within `patience` of the previous one. `suspended`
+    /// Marks that the loop runs, which was due within `patience` of the previous call. `suspended`
     /// is how long the machine was suspended in between. Returns the pause, if there was one.
-    pub(crate) fn turn(
+    pub(crate) fn ran(
         &mut self,
         now: BootTime,
         suspended: Option<Duration>,
         patience: Duration,
     ) -> Option<Standstill> {
-        let pause = now.since(self.turned);
-        self.turned = now;
+        let pause = now.since(self.ran_at);
+        self.ran_at = now;
         match suspended {
             Some(suspended) => Some(Standstill::Suspended(suspended)),
             None => (pause > patience + STANDSTILL).then_some(Standstill::Paused(pause)),
@@ -54,12 +54,12 @@ mod tests {
         let (second, patience) = (Duration::from_secs(1), Duration::from_millis(50));
         let began = BootTime::from_micros(60_000_000);
         let mut standstills = Standstills::new(began);
-        let mut turn =
-            |seconds, suspended| standstills.turn(began + seconds * second, suspended, patience);
-        assert_eq!(turn(1, None), None);
-        assert_eq!(turn(4, None), Some(Standstill::Paused(3 * second)));
+        let mut ran =
+            |seconds, suspended| standstills.ran(began + seconds * second, suspended, patience);
+        assert_eq!(ran(1, None), None);
+        assert_eq!(ran(4, None), Some(Standstill::Paused(3 * second)));
         let suspended = Some(Standstill::Suspended(second));
-        assert_eq!(turn(5, Some(second)), suspended);
-        assert_eq!(turn(6, None), None);
+        assert_eq!(ran(5, Some(second)), suspended);
+        assert_eq!(ran(6, None), None);
     }
 }

@@ -2,8 +2,9 @@ use std::collections::VecDeque;
 
 use uuid::Uuid;
 use waybill_engine::{
-    CreateRequest, IdOrigin, Message, OperationRequest, PartitionId, Priority, RequestHash,
-    ShardingScheme, StepDefinition, Timestamp, Workflow, WorkflowDefinition,
+    Action, Attempt, AttemptSeen, CreateRequest, IdOrigin, Message, Offset, OperationRequest,
+    PartitionId, Priority, Recovery, RecoveryVerb, RequestHash, ShardingScheme, StepDefinition,
+    Timestamp, Workflow, WorkflowDefinition,
 };
 use waybill_state::{Lease, LeaseKey, Written};
 
@@ -377,6 +378,61 @@ fn time_outs_wait_for_the_replies_of_the_latest_pause() {
     fixture.take(ended());
     fixture.turn();
     assert!(fixture.written().is_some(), "it timed out");
+}
+
+#[test]
+fn a_recovery_after_a_pause_waits_for_the_replies() {
+    for is_noticed in [true, false] {
+        let mut fixture = Fixture::owned();
+        let (shard, generation) = (SHARD, fixture.generation());
+        let number = fixture.begin();
+        fixture.committed(number);
+        assert!(fixture.sent().is_some(), "the step is requested");
+        fixture.advance(3 * SECOND);
+        if is_noticed {
+            fixture.turn();
+        }
+        // It may be read sooner than the reply, which is on another topic.
+        fixture.take(Input::Records(vec![Arrived {
+            generation,
+            shard,
+            event: Event::Recovery {
+                offset: Offset(0),
+                recovery: Box::new(retry_of_the_first_attempt(fixture.now.wall)),
+            },
+        }]));
+        fixture.turn();
+        let timed_out = fixture.written();
+        assert!(timed_out.is_none(), "its reply may wait in the topic");
+        let end = Ok(Offset(0));
+        fixture.take(Input::InboxEnd {
+            shard,
+            generation,
+            end,
+        });
+        fixture.turn();
+        assert!(fixture.written().is_some(), "it timed out");
+    }
+}
+
+fn retry_of_the_first_attempt(asked_at: Timestamp) -> Recovery {
+    let seen = AttemptSeen {
+        step: "only".to_owned(),
+        action: Action::Run,
+        attempt: Attempt(1),
+    };
+    Recovery {
+        id: Uuid::from_u128(2),
+        operation: OperationId(Uuid::from_u128(1)),
+        asked_by: "supervisor".to_owned(),
+        reason: String::new(),
+        asked_at,
+        due: None,
+        verb: RecoveryVerb::Retry {
+            seen,
+            budget: SECOND,
+        },
+    }
 }
 
 #[test]

@@ -262,7 +262,6 @@ fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
         Sight::SupervisorTakeOvers,
         Sight::TakeOvers,
         Sight::Splits,
-        Sight::LateWritesThatStood,
     ] {
         assert!(seen.of(sight) > 0, "{sight:?}");
     }
@@ -298,10 +297,8 @@ fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
     let with_one = with_one_crash(VARIANTS);
     for bug in [
         Bug::IgnoreStamps,
-        Bug::SkipIndexEntry,
         Bug::ForgetUnknownInUndo,
         Bug::ResumeWithoutAsking,
-        Bug::LoseOwnerNotice,
         Bug::ForgetRefused,
     ] {
         let reveals = |course: Course, variant, crashes: &[Crash]| {

@@ -5,18 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    AlertKind, Amendment, Attempt, ByPriority, FailedOperation, OperationId,
-    OperationRequest, OperationRow, OperationStatus, OperatorAlert, OwnerNotice, Priority,
-    ProcessState, Recovery, RecoveryVerb, RequestHash, Source, StatusKind, StepReply,
-    StepRequest, StepState, Timestamp, TopicOffsets,
+    AlertKind, Amendment, Attempt, ByPriority, FailedOperation, OperationId, OperationRequest,
+    OperationRow, OperationStatus, OperatorAlert, OwnerNotice, Priority, ProcessState, Recovery,
+    RecoveryVerb, RequestHash, Source, StatusKind, StepReply, StepRequest, StepState, Timestamp,
+    TopicOffsets,
 };
 use waybill_state::Lease;
 
 use crate::agents::describe;
 use crate::history::Rule;
 use crate::run::Run;
-use crate::seen::Sight;
 use crate::schedulers::messages::Intent;
+use crate::seen::Sight;
 use crate::store::{FINGERPRINT_BASE, position, topic_of};
 use crate::workload::{Record, contacts_of};
 
@@ -80,10 +80,16 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Whether an operation has ended, and its end was announced.
+    /// Whether an operation has ended, and its end was announced to all whom it concerns.
     pub fn is_announced(&self, row: &OperationRow) -> bool {
-        let event = row.id.event_id(&format!("status-{}", row.state.sequence));
-        row.state.state.is_final() && self.statuses.contains_key(&event)
+        let state = &row.state;
+        let event = |what: &str, number: u32| row.id.event_id(&format!("{what}-{number}"));
+        let has_owner = !row.created.notify.is_empty();
+        state.state.is_final()
+            && self.statuses.contains_key(&event("status", state.sequence))
+            && (!has_owner || self.notices.contains_key(&event("owner", state.sequence)))
+            && (!state.state.is_parked()
+                || self.alerts.contains_key(&event("parked", state.sequence)))
     }
 
     /// Whether an alert was raised that events of an operation were dropped, because its row could
@@ -95,7 +101,8 @@ impl Judge {
 
     /// Whether a row has ever intended this attempt.
     pub fn knows(&self, intent: &Intent) -> bool {
-        self.intents.contains(intent)
+        let of = |intent: &Intent| (intent.operation, intent.step, intent.attempt);
+        self.intents.iter().any(|known| of(known) == of(intent))
     }
 }
 
@@ -308,7 +315,8 @@ impl Run {
                     made_by.offset < reached.on(made_by.priority.source())
                 }
                 None => Priority::ALL.into_iter().any(|priority| {
-                    accepted.at[priority].is_some_and(|at| at < position(reached, priority.source()))
+                    accepted.at[priority]
+                        .is_some_and(|at| at < position(reached, priority.source()))
                 }),
             })
             .find(|(id, _, reached)| !self.is_safe(*id, partition, *reached));
@@ -339,8 +347,9 @@ impl Run {
         let mut replies = logs.replies[position(&checkpoint, Source::Replies)..]
             .iter()
             .flatten();
-        let requests =
-            |priority: Priority| logs.requests[priority][position(&checkpoint, priority.source())..].iter();
+        let requests = |priority: Priority| {
+            logs.requests[priority][position(&checkpoint, priority.source())..].iter()
+        };
         let mut requests = Priority::ALL.into_iter().flat_map(requests);
         let will_be_loaded = is_hinted_at
             || replies.any(|reply| reply.operation == id)

@@ -48,10 +48,7 @@ pub enum What {
     LoseRequests,
 
     /// A step request arrives at an agent.
-    Deliver {
-        task: usize,
-        incarnation: u32,
-    },
+    Deliver { task: usize, incarnation: u32 },
     /// A call arrives at its service.
     Serve {
         task: usize,
@@ -66,32 +63,18 @@ pub enum What {
         outcome: Box<waybill_engine::Outcome>,
     },
     /// The agent stops waiting for an answer.
-    GiveUp {
-        task: usize,
-        incarnation: u32,
-    },
+    GiveUp { task: usize, incarnation: u32 },
 
     /// A supervisor's process starts.
-    StartSupervisor {
-        supervisor: usize,
-        incarnation: u32,
-    },
+    StartSupervisor { supervisor: usize, incarnation: u32 },
     /// A call of a supervisor arrives at the store, or at the broker.
-    SupervisorCall {
-        caller: Caller,
-        call: Call,
-    },
+    SupervisorCall { caller: Caller, call: Call },
     /// The answer to a call arrives at the supervisor.
-    SupervisorAnswer {
-        caller: Caller,
-        answer: Box<Answer>,
-    },
+    SupervisorAnswer { caller: Caller, answer: Box<Answer> },
     /// A supervisor learns that one of its recoveries was appended to the log.
     Acknowledged(Caller),
     /// The coordinator of the consumer group of failed-operations looks at its members.
-    Rebalance {
-        partition: usize,
-    },
+    Rebalance { partition: usize },
 }
 
 impl What {

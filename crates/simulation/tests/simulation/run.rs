@@ -382,9 +382,12 @@ impl Run {
                 let waits = self.judge.was_unreadable(row.id) && self.is_to_be_looked_at(row.id);
                 self.judge.is_announced(row) && !waits
             })
-            && self.store.layout.scheme().all().all(|shard| {
-                self.is_at_rest(shard) || self.refuse(shard)
-            })
+            && self
+                .store
+                .layout
+                .scheme()
+                .all()
+                .all(|shard| self.is_at_rest(shard) || self.refuse(shard))
     }
 
     /// Whether an entry of the deadline index will wake an operation.
@@ -460,7 +463,10 @@ impl Run {
             return false;
         };
         let logs = &self.store.logs[lease.partition.0 as usize];
-        let idle = self.schedulers.iter().any(|process| process.rests_with(lease));
+        let idle = self
+            .schedulers
+            .iter()
+            .any(|process| process.rests_with(lease));
         let last_reply = logs.replies.iter().rposition(Option::is_some);
         let checkpoint = &lease.checkpoint.at;
         let is_done = |source| position(checkpoint, source) == logs.len(source);

@@ -4,7 +4,9 @@
 mod acquiring;
 pub mod calls;
 mod consumers;
+mod faults;
 pub mod messages;
+mod process;
 pub mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,21 +17,19 @@ use waybill_engine::{
     Source, Stamp, Timestamp,
 };
 use waybill_scheduler_core::{
-    Acquisition, CallerId, Candidate, CommitNumber, Effect, Generation, Input, LoopSettings, Note, Own, SchedulerLoop, SendNumber, SlotState,
+    Acquisition, CallerId, CommitNumber, Effect, Generation, Input, SchedulerLoop, SendNumber,
+    SlotState,
 };
 use waybill_state::LeaseKey;
 
 pub use self::calls::Call;
-pub use self::writes::Writer;
 use self::messages::{Intent, Unsettled};
 use self::writes::Write;
-use crate::bugs::Bug;
+pub use self::writes::Writer;
 use crate::clock::Clock;
-use crate::history::Rule;
 use crate::plan::{Plan, START};
 use crate::queue::What;
 use crate::run::Run;
-use crate::seen::Sight;
 
 /// What every boot clock shows when a run begins.
 const BOOTED: Duration = Duration::from_secs(1_000);
@@ -37,15 +37,6 @@ const BOOTED: Duration = Duration::from_secs(1_000);
 const DRIFT_MAX: u64 = 10_000;
 /// How far a scheduler's wall clock may be ahead.
 const AHEAD_MICROS: u64 = 1_800_000;
-/// How long the loop waits for an answer of the store.
-const STUCK_AFTER: Duration = Duration::from_secs(5);
-/// A loop that stood still for this long notices it.
-const NOTICED_PAUSE: Duration = Duration::from_millis(2_200);
-/// While messages are under way the loop turns this often, only to see whether they were
-/// acknowledged. Here an acknowledgement wakes it.
-const SETTLE_MAX: Duration = Duration::from_millis(5);
-/// The longest wait for its next turn: twice that of a process which has the CPU at once.
-const PATIENCE_MAX: Duration = Duration::from_millis(100);
 
 /// One life of a scheduler's process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,8 +148,10 @@ pub struct Scheduler {
     drift: u64,
     /// How long it was paused, until it notices.
     was_paused: Option<Duration>,
-    /// None of its calls reaches the store before this.
-    pub cut_off_until: Timestamp,
+    /// Its calls of the store fail before this.
+    cut_off_until: Timestamp,
+    /// Whether that concerns conditional writes alone.
+    keeps_rows: bool,
     /// Whether its next messages have waited for room in the producer's queue.
     has_waited: bool,
     /// Whether the machine was suspended in the meantime.
@@ -261,6 +254,7 @@ impl Run {
             was_paused: None,
             was_suspended: false,
             cut_off_until: START,
+            keeps_rows: false,
             has_waited: false,
             is_stopping: false,
             turns_at: None,
@@ -363,381 +357,6 @@ impl Run {
             | Act::LandLate(_)
             | Act::Arrive(_)
             | Act::PassedOn(_) => unreachable!("handled before"),
-        }
-    }
-
-    fn start_scheduler(&mut self, index: usize) {
-        let settings = LoopSettings {
-            own: Own::All,
-            store_is_exclusive: false,
-            in_flight_max: self.plan.in_flight_max,
-            in_flight_bytes_max: 1 << 20,
-            read_ahead_max: self.plan.waiting_max,
-            read_ahead_bytes_max: 1 << 20,
-            tracked_requests_max: self.plan.tracked_max,
-            checkpoint_every: self.plan.checkpoint_every,
-            checkpoint_records: 4,
-            lease: self.plan.lease,
-            stuck_after: STUCK_AFTER,
-            skip_deleted_requests: false,
-            drain: Duration::from_millis(300),
-        };
-        let layout = self.store.layout.clone();
-        let scheduler = &mut self.schedulers[index];
-        let now = scheduler.now(self.now);
-        scheduler.scheduler_loop = Some(SchedulerLoop::new(
-            settings,
-            (*self.plan.config).clone(),
-            std::sync::Arc::clone(&self.plan.workflows),
-            scheduler.owner,
-            layout,
-            now,
-        ));
-        self.turn(index);
-    }
-
-    /// Gives an input to the loop, and performs its effects.
-    pub fn give(&mut self, index: usize, input: Input) {
-        self.give_later(index, input, Duration::ZERO);
-    }
-
-    /// The same, as if it were later by a while.
-    fn give_later(&mut self, index: usize, input: Input, later: Duration) {
-        if let Input::Settled { number, result } = &input {
-            self.settled(index, *number, result.is_ok());
-        }
-        let scheduler = &mut self.schedulers[index];
-        let now = scheduler.now(self.now);
-        let Some(scheduler_loop) = &mut scheduler.scheduler_loop else {
-            return;
-        };
-        let now = Now {
-            wall: now.wall + later,
-            ..now
-        };
-        scheduler_loop.take(input, now);
-        self.take_effects(index);
-        let after = self.rng.below(50);
-        self.want_turn(index, Duration::from_micros(after));
-        self.perform_all(index);
-    }
-
-    fn turn(&mut self, index: usize) {
-        let scheduler = &mut self.schedulers[index];
-        if scheduler.turns_at.is_some_and(|at| at > self.now) {
-            return;
-        }
-        let paused = scheduler.was_paused.take();
-        let suspended = paused.filter(|_| std::mem::take(&mut scheduler.was_suspended));
-        let now = scheduler.now(self.now);
-        let Some(scheduler_loop) = &mut scheduler.scheduler_loop else {
-            return;
-        };
-        scheduler_loop.turn(true, suspended, now);
-        let patience = scheduler_loop.patience(now.boot);
-        let patience = match patience < SETTLE_MAX {
-            true => patience + Duration::from_micros(10),
-            false => PATIENCE_MAX,
-        };
-        scheduler.turns_at = None;
-        self.take_effects(index);
-        self.want_turn(index, patience);
-        self.perform_all(index);
-    }
-
-    fn want_turn(&mut self, index: usize, after: Duration) {
-        let at = self.now + after;
-        let scheduler = &mut self.schedulers[index];
-        if scheduler.turns_at.is_none_or(|turns_at| at < turns_at) {
-            scheduler.turns_at = Some(at);
-            let of = self.incarnation(index);
-            self.act_at(of, at, Act::Turn);
-        }
-    }
-
-    /// Takes the loop's effects, and what its engines have counted.
-    fn take_effects(&mut self, index: usize) {
-        let scheduler = &mut self.schedulers[index];
-        let Some(scheduler_loop) = &mut scheduler.scheduler_loop else {
-            return;
-        };
-        let mut effects = Vec::new();
-        scheduler_loop.take_effects(&mut effects);
-        scheduler.effects.extend(effects);
-        let mut failed = false;
-        let mut unknown = false;
-        for (shard, reading) in &scheduler.readings {
-            let Some(stats) = scheduler_loop.take_stats(*shard) else {
-                continue;
-            };
-            failed |= stats.internal_errors > 0;
-            let lease = self.store.leases.get(&reading.key);
-            // A superseded owner may look up a row before its successor writes it.
-            let is_current = lease.is_some_and(|lease| lease.epoch == reading.epoch);
-            unknown |= is_current && stats.unknown_replies > 0;
-            self.seen.add(&stats);
-        }
-        if failed {
-            self.fail(Rule::Contract, None, || {
-                "the engine failed on an operation".to_owned()
-            });
-        }
-        if unknown {
-            self.fail(Rule::Contract, None, || {
-                "an agent got a request for an operation without a row".to_owned()
-            });
-        }
-    }
-
-    /// Performs the effects of the loop in order, until the process dies or pauses.
-    fn perform_all(&mut self, index: usize) {
-        let of = self.incarnation(index);
-        while !self.schedulers[index].effects.is_empty() {
-            if !self.is_up(index) {
-                if self.lives(of) {
-                    let until = self.schedulers[index].paused_until;
-                    self.act_at(of, until, Act::Resume);
-                }
-                return;
-            }
-            if self.waits_for_producer(index) {
-                continue;
-            }
-            if let Some(effect) = self.schedulers[index].effects.pop_front() {
-                self.perform_effect(index, effect);
-            }
-        }
-        let scheduler = &self.schedulers[index];
-        let is_stopped = scheduler.is_stopping
-            && scheduler
-                .scheduler_loop
-                .as_ref()
-                .is_some_and(SchedulerLoop::is_stopped);
-        if is_stopped {
-            self.seen.count(Sight::GracefulStops);
-            self.note_all(|| format!("scheduler {index} has stopped"));
-            let after = self.rng.below(1_000_000);
-            self.restart_scheduler(index, after);
-        }
-    }
-
-    fn perform_effect(&mut self, index: usize, effect: Effect) {
-        match effect {
-            Effect::Acquire {
-                shard,
-                generation,
-                layout,
-            } => {
-                let scheduler = &mut self.schedulers[index];
-                let candidate = Candidate {
-                    owner: scheduler.owner,
-                    terms: self.plan.lease,
-                    store_is_exclusive: self.bug == Some(Bug::TakeWithoutWaiting),
-                    may_lack_state: false,
-                };
-                let acquisition = Acquisition::new(candidate, layout, shard);
-                scheduler.acquiring.insert(generation, (shard, acquisition));
-                let started = waybill_scheduler_core::AcquisitionAnswer::Started;
-                self.acquire(index, generation, started);
-            }
-            Effect::Assign(assignment) => self.assign(index, *assignment),
-            Effect::SetFilter { shard, filter } => {
-                if let Some(reading) = self.schedulers[index].readings.get_mut(&shard) {
-                    reading.filter = filter;
-                }
-            }
-            Effect::Unassign(shard) => {
-                if let Some(reading) = self.schedulers[index].readings.get_mut(&shard) {
-                    reading.is_read = false;
-                }
-            }
-            Effect::OfferRoom { requests, .. } => {
-                self.schedulers[index].room =
-                    ByPriority::of(|priority: Priority| requests[priority].records);
-                for source in Priority::ALL.map(Priority::source) {
-                    self.wake_all_shards(index, source);
-                }
-            }
-            Effect::Write {
-                number,
-                batch,
-                again_after,
-            } => self.write_rows(index, number, batch, again_after),
-            Effect::Send {
-                number,
-                from,
-                messages,
-                valid_until,
-            } => self.send_all(index, number, from, messages, valid_until),
-            Effect::PassOn { reply, .. } => {
-                let after = self.travel();
-                self.act_later(index, after, Act::PassedOn(reply));
-            }
-            Effect::Forget(shard) => self.forget_tasks(index, shard),
-            Effect::CopyCheckpoint {
-                partition,
-                checkpoint,
-            } => self.store.logs[partition.0 as usize].copied = Some(checkpoint),
-            Effect::Note(note) => match note {
-                Note::Withheld => self.seen.count(Sight::FencedCommits),
-                Note::LeaseLost => self.seen.count(Sight::LeasesExpired),
-                Note::Stuck(_) => self.seen.count(Sight::GivenUp),
-                Note::CommitBegan(_)
-                | Note::CommitDurable(_)
-                | Note::CommitFailed
-                | Note::RowUnreadable(_)
-                | Note::RowReplaced(_) => {}
-            },
-            Effect::ReadTo { .. } | Effect::Relay | Effect::Answer { .. } => {}
-            Effect::Fail(error) => self.fail(Rule::Contract, None, || error.to_string()),
-            effect => match Call::of(effect) {
-                Ok(call) => self.send_scheduler_call(index, call),
-                Err(effect) => unreachable!("{effect:?}"),
-            },
-        }
-    }
-
-    /// Whether a scheduler acts; it may also die, pause or be stopped at this moment.
-    fn is_up(&mut self, index: usize) -> bool {
-        if self.schedulers[index].paused_until > self.now {
-            return false;
-        }
-        let plan = &self.plan;
-        let left = plan.scheduler_crashes
-            + plan.scheduler_pauses
-            + plan.scheduler_stops
-            + plan.cut_offs;
-        if self.is_calm() || left == 0 || self.schedulers[index].scheduler_loop.is_none() {
-            return true;
-        }
-        match self.rng.below(400) {
-            0 if self.plan.scheduler_crashes > 0 => {
-                self.plan.scheduler_crashes -= 1;
-                let after = self.rng.below(2_000_000);
-                self.crash_scheduler(index, after);
-                false
-            }
-            1 if self.plan.scheduler_pauses > 0 => {
-                self.plan.scheduler_pauses -= 1;
-                self.pause_scheduler(index);
-                false
-            }
-            2 if self.plan.scheduler_stops > 0 => {
-                self.plan.scheduler_stops -= 1;
-                self.stop_scheduler(index);
-                true
-            }
-            3 if self.plan.cut_offs > 0 => {
-                self.plan.cut_offs -= 1;
-                self.seen.count(Sight::CutOffs);
-                let time = Duration::from_micros(self.rng.between(100_000, 5_000_000));
-                self.schedulers[index].cut_off_until = self.now + time;
-                self.note_all(|| format!("scheduler {index} cannot reach the store for {time:?}"));
-                true
-            }
-            _ => true,
-        }
-    }
-
-    /// Whether the next messages wait for room in the producer's queue, and the process with them.
-    fn waits_for_producer(&mut self, index: usize) -> bool {
-        let is_calm = self.is_calm();
-        let scheduler = &mut self.schedulers[index];
-        let sends = matches!(scheduler.effects.front(), Some(Effect::Send { .. }));
-        if !sends || is_calm || std::mem::take(&mut scheduler.has_waited) {
-            return false;
-        }
-        if self.rng.below(200) > 0 {
-            return false;
-        }
-        self.seen.count(Sight::FullQueues);
-        let wait = Duration::from_micros(self.rng.below(1_000_000));
-        let scheduler = &mut self.schedulers[index];
-        scheduler.has_waited = true;
-        scheduler.paused_until = self.now + wait;
-        true
-    }
-
-    /// A scheduler may die, pause or be stopped at this moment.
-    fn may_stop_scheduler(&mut self, index: usize) {
-        self.is_up(index);
-    }
-
-    fn pause_scheduler(&mut self, index: usize) {
-        self.seen.count(Sight::Pauses);
-        let pause = Duration::from_micros(self.rng.between(1_000, 5_000_000));
-        let is_suspended = self.rng.chance(20);
-        let scheduler = &mut self.schedulers[index];
-        scheduler.paused_until = self.now + pause;
-        scheduler.was_paused = Some(pause);
-        scheduler.was_suspended = is_suspended;
-        if self.bug == Some(Bug::IgnoreLease) {
-            scheduler.stood_still += pause;
-        }
-        let of = self.incarnation(index);
-        let until = self.now + pause;
-        if pause > NOTICED_PAUSE {
-            // The inbox must be read to the end that it has then before any time-out.
-            self.queue.push(until, What::Woken(of));
-        }
-        let how = if is_suspended { "suspended" } else { "paused" };
-        self.note_all(|| format!("scheduler {index} is {how} for {pause:?}"));
-    }
-
-    /// A scheduler wakes up after a long pause.
-    pub fn woken(&mut self, of: Incarnation) {
-        if !self.lives(of) {
-            return;
-        }
-        for reading in self.schedulers[of.scheduler].readings.values_mut() {
-            reading.inbox_end = self.store.logs[reading.partition].replies.len();
-        }
-    }
-
-    /// A scheduler stops gracefully, or one of its shards.
-    fn stop_scheduler(&mut self, index: usize) {
-        let shards: Vec<ShardId> = self.schedulers[index].readings.keys().copied().collect();
-        if shards.is_empty() || self.rng.chance(60) {
-            self.note_all(|| format!("scheduler {index} is stopped"));
-            self.schedulers[index].is_stopping = true;
-            return self.act_later(index, 0, Act::Input(Input::Shutdown));
-        }
-        let shard = shards[self.rng.index(shards.len())];
-        self.note_all(|| format!("shard {shard} of scheduler {index} is stopped"));
-        self.act_later(index, 0, Act::SetRunning(shard, false));
-        let after = self.rng.between(100_000, 3_000_000);
-        self.act_later(index, after, Act::SetRunning(shard, true));
-    }
-
-    /// A scheduler dies, and starts again after a while.
-    pub fn crash_scheduler(&mut self, index: usize, restart_micros: u64) {
-        let sight = self.crash_point(index);
-        self.seen.count(sight);
-        self.note_all(|| format!("scheduler {index} dies: {sight:?}"));
-        let writes = std::mem::take(&mut self.schedulers[index].writes);
-        for write in writes.into_values() {
-            self.write_dies(index, write);
-        }
-        self.restart_scheduler(index, restart_micros);
-    }
-
-    fn restart_scheduler(&mut self, index: usize, micros: u64) {
-        let incarnation = self.schedulers[index].incarnation + 1;
-        self.schedulers[index] = Self::new_scheduler(&self.plan, &mut self.rng, incarnation);
-        self.act_later(index, micros, Act::Start);
-    }
-
-    fn crash_point(&self, index: usize) -> Sight {
-        let scheduler = &self.schedulers[index];
-        let mut unsettled = scheduler.unsettled.values();
-        let newest = scheduler.writes.values().next_back();
-        match newest.map(Write::progress) {
-            Some(writes::Progress::Durable) => Sight::CrashBeforeSending,
-            Some(writes::Progress::Partly) => Sight::CrashAmidPersisting,
-            Some(writes::Progress::None) => Sight::CrashBeforePersisting,
-            None if unsettled.any(|batch| batch.messages > 0) => Sight::CrashAmidSending,
-            None if !scheduler.unsettled.is_empty() => Sight::CrashBeforeSettling,
-            None => Sight::CrashIdle,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use waybill_engine::{
-    ByPriority, FailedOperation, KeyHash, OperationId, OperationRow, PartitionId, Priority, Recovery,
-    Source, Stamp, StepReply, Timestamp, TopicOffsets,
+    ByPriority, FailedOperation, KeyHash, OperationId, OperationRow, PartitionId, Priority,
+    Recovery, Source, Stamp, StepReply, Timestamp, TopicOffsets,
 };
 use waybill_messages::TopicId;
 use waybill_state::{

@@ -1,8 +1,8 @@
 //! Checks the whole run at its end.
 
 use waybill_engine::{
-    Amendment, ByPriority, OperationRequest, OperationRow, Priority, ProcessState,
-    RecoveryVerb, StepState, Undo, Workflow,
+    Amendment, ByPriority, OperationRequest, OperationRow, Priority, ProcessState, RecoveryVerb,
+    StepState, Undo, Workflow,
 };
 
 use super::is_undone;
@@ -21,7 +21,9 @@ impl Run {
             .map(|(id, accepted)| (*id, accepted.create))
             .collect();
         let partitions = 0..self.store.logs.len();
-        let refused: Vec<bool> = partitions.map(|partition| self.is_refused(partition)).collect();
+        let refused: Vec<bool> = partitions
+            .map(|partition| self.is_refused(partition))
+            .collect();
         if refused.contains(&true) {
             self.seen.count(Sight::Refused);
         }

@@ -1,9 +1,9 @@
 //! How schedulers take over shards.
 
+use waybill_engine::{ShardId, Source, Stamp};
 use waybill_scheduler_core::{
     AcquisitionAnswer, AcquisitionCall, AcquisitionStep, Generation, HeldLease, Input, LogEnds,
 };
-use waybill_engine::{ShardId, Source, Stamp};
 use waybill_state::Lease;
 
 use super::{Act, Call};
@@ -121,7 +121,8 @@ impl Run {
             },
             Some(Bug::MergeAtHighest) if is_parent => {
                 let siblings = self.store.leases.values().filter(|other| {
-                    (other.key.generation, other.partition) == (lease.key.generation, lease.partition)
+                    (other.key.generation, other.partition)
+                        == (lease.key.generation, lease.partition)
                 });
                 let mut highest = lease.clone();
                 for source in Source::ALL {

@@ -159,8 +159,12 @@ impl Run {
         if !self.lives(of) && self.rng.chance(50) {
             return;
         }
-        let is_cut_off = self.schedulers[of.scheduler].cut_off_until > self.now && !self.is_calm();
-        let is_cut_off = is_cut_off && !matches!(call, Call::InboxEnd { .. });
+        let scheduler = &self.schedulers[of.scheduler];
+        let is_reached = match call {
+            Call::InboxEnd { .. } => true,
+            _ => scheduler.keeps_rows && !call.is_change(),
+        };
+        let is_cut_off = scheduler.cut_off_until > self.now && !is_reached && !self.is_calm();
         let fails = is_cut_off || (!self.is_calm() && self.rng.chance(FAULTS));
         if fails {
             self.seen.count(Sight::SchedulerFaults);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Action, Attempt, BootTime, Message, OperationId, OperationState, Outcome, ProcessState, ShardId,
-    StepReply, Timestamp,
+    Action, Attempt, BootTime, Message, OperationId, OperationState, Outcome, ProcessState,
+    ShardId, StepReply, Timestamp,
 };
 use waybill_scheduler_core::{Asker, Generation, Input, SendNumber, Undelivered};
 

@@ -79,9 +79,8 @@ impl Scheduler {
     /// The shard that writes a row.
     fn shard_of(&self, row: &RowWrite) -> Option<ShardId> {
         let mut of = self.readings.iter();
-        let found = of.find(|(_, reading)| {
-            reading.epoch == row.state.epoch && reading.filter.has(row.id)
-        });
+        let found =
+            of.find(|(_, reading)| reading.epoch == row.state.epoch && reading.filter.has(row.id));
         found.map(|(shard, _)| *shard)
     }
 }
@@ -96,7 +95,8 @@ impl Run {
         again_after: Option<Duration>,
     ) {
         let batch = self.corrupted_write(batch);
-        let is_cut_off = self.schedulers[index].cut_off_until > self.now;
+        let scheduler = &self.schedulers[index];
+        let is_cut_off = scheduler.cut_off_until > self.now && !scheduler.keeps_rows;
         let fault = match self.is_calm() {
             true => None,
             false if is_cut_off => Some(0),
@@ -106,7 +106,12 @@ impl Run {
         let writers = self.writers(index, &batch, again_after.is_some(), is_answered);
         let mut pieces = VecDeque::new();
         let entries = batch.due.clone();
-        pieces.extend(batch.due.into_iter().map(|(of, entry)| Piece::Due(of, entry)));
+        pieces.extend(
+            batch
+                .due
+                .into_iter()
+                .map(|(of, entry)| Piece::Due(of, entry)),
+        );
         let attention = batch.attention.into_iter();
         pieces.extend(attention.map(|(_, entry)| Piece::Attention(entry)));
         for (row, writer) in batch.rows.into_iter().zip(writers) {
