@@ -154,6 +154,10 @@ pub struct Scheduler {
     keeps_rows: bool,
     /// Whether its next messages have waited for room in the producer's queue.
     has_waited: bool,
+    /// Whether it had no decision in memory then that is in no batch yet.
+    was_clean: bool,
+    /// Whether it had inputs since its last turn.
+    has_news: bool,
     /// Whether the machine was suspended in the meantime.
     was_suspended: bool,
     is_stopping: bool,
@@ -252,6 +256,8 @@ impl Run {
             scheduler_loop: None,
             drift: rng.below(DRIFT_MAX),
             was_paused: None,
+            was_clean: false,
+            has_news: false,
             was_suspended: false,
             cut_off_until: START,
             keeps_rows: false,
@@ -299,12 +305,12 @@ impl Run {
         let index = of.scheduler;
         match act {
             // These happen whatever has become of the process.
-            Act::Call(call) => return self.scheduler_calls(of, call),
-            Act::LandLate(pieces) => return self.land_late(pieces),
-            Act::Arrive(message) => return self.arrive(of, message),
-            Act::PassedOn(reply) => return self.publish_reply(&reply),
+            Act::Call(call) => self.scheduler_calls(of, call),
+            Act::LandLate(pieces) => self.land_late(pieces),
+            Act::Arrive(message) => self.arrive(of, message),
+            Act::PassedOn(reply) => self.publish_reply(&reply),
             act if !self.lives(of) => drop(act),
-            Act::Land { number, is_rest } => return self.land(index, number, is_rest),
+            Act::Land { number, is_rest } => self.land(index, number, is_rest),
             act => {
                 let until = self.schedulers[index].paused_until;
                 if until > self.now {

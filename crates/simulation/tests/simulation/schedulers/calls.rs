@@ -52,9 +52,9 @@ pub enum Call {
 }
 
 impl Call {
-    /// The call that an effect of the loop is.
-    pub fn of(effect: Effect) -> Result<Self, Effect> {
-        Ok(match effect {
+    /// The call that an effect of the loop is, if it is one.
+    pub fn of(effect: Effect) -> Option<Self> {
+        Some(match effect {
             Effect::ReadLayout => Self::Layout,
             Effect::ReadLeases {
                 shard,
@@ -107,7 +107,7 @@ impl Call {
                 generation,
                 partition,
             },
-            effect => return Err(effect),
+            _ => return None,
         })
     }
 

@@ -96,6 +96,8 @@ impl Run {
         scheduler.paused_until = self.now + pause;
         scheduler.was_paused = Some(pause);
         scheduler.was_suspended = is_suspended;
+        let is_writing = !scheduler.writes.is_empty() || !scheduler.effects.is_empty();
+        scheduler.was_clean = !is_writing && !scheduler.has_news;
         if self.bug == Some(Bug::IgnoreLease) {
             scheduler.stood_still += pause;
         }
@@ -114,8 +116,12 @@ impl Run {
         if !self.lives(of) {
             return;
         }
-        for reading in self.schedulers[of.scheduler].readings.values_mut() {
+        let scheduler = &mut self.schedulers[of.scheduler];
+        for reading in scheduler.readings.values_mut() {
             reading.inbox_end = self.store.logs[reading.partition].replies.len();
+            if scheduler.was_clean {
+                reading.replies_end = reading.inbox_end;
+            }
         }
     }
 

@@ -74,6 +74,7 @@ impl Run {
             ..now
         };
         scheduler_loop.take(input, now);
+        scheduler.has_news = true;
         self.take_effects(index);
         let after = self.rng.below(50);
         self.want_turn(index, Duration::from_micros(after));
@@ -92,6 +93,7 @@ impl Run {
             return;
         };
         scheduler_loop.turn(true, suspended, now);
+        scheduler.has_news = false;
         let patience = scheduler_loop.patience(now.boot);
         let patience = match patience < SETTLE_MAX {
             true => patience + Duration::from_micros(10),
@@ -248,10 +250,10 @@ impl Run {
             },
             Effect::ReadTo { .. } | Effect::Relay | Effect::Answer { .. } => {}
             Effect::Fail(error) => self.fail(Rule::Contract, None, || error.to_string()),
-            effect => match Call::of(effect) {
-                Ok(call) => self.send_scheduler_call(index, call),
-                Err(effect) => unreachable!("{effect:?}"),
-            },
+            effect => {
+                let call = Call::of(effect).expect("every other effect is a call");
+                self.send_scheduler_call(index, call);
+            }
         }
     }
 }

@@ -144,11 +144,7 @@ impl Run {
                 }
             }
             // Nothing is heard of it.
-            Some(1) => {
-                if self.rng.chance(50) {
-                    return;
-                }
-            }
+            Some(1) if self.rng.chance(50) => return,
             _ => {}
         }
         self.schedulers[index].writes.insert(number, write);
