@@ -156,8 +156,10 @@ pub struct Scheduler {
     has_waited: bool,
     /// Whether it had no decision in memory then that is in no batch yet.
     was_clean: bool,
-    /// Whether it had inputs since its last turn.
+    /// Whether it may have decided something that is in no batch yet.
     has_news: bool,
+    /// Whether it waits for a write that is not answered.
+    has_stuck: bool,
     /// Whether the machine was suspended in the meantime.
     was_suspended: bool,
     is_stopping: bool,
@@ -258,6 +260,7 @@ impl Run {
             was_paused: None,
             was_clean: false,
             has_news: false,
+            has_stuck: false,
             was_suspended: false,
             cut_off_until: START,
             keeps_rows: false,

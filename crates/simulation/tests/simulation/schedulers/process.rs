@@ -93,12 +93,13 @@ impl Run {
             return;
         };
         scheduler_loop.turn(true, suspended, now);
-        scheduler.has_news = false;
         let patience = scheduler_loop.patience(now.boot);
-        let patience = match patience < SETTLE_MAX {
+        let is_held_back = patience < SETTLE_MAX;
+        let patience = match is_held_back {
             true => patience + Duration::from_micros(10),
             false => PATIENCE_MAX,
         };
+        scheduler.has_news = is_held_back || scheduler.has_stuck;
         scheduler.turns_at = None;
         self.take_effects(index);
         self.want_turn(index, patience);

@@ -103,6 +103,7 @@ impl Run {
             false => Some(self.rng.below(2 * FAULTS_ONE_IN)),
         };
         let is_answered = !matches!(fault, Some(0 | 1));
+        self.schedulers[index].has_stuck |= matches!(fault, Some(1));
         let writers = self.writers(index, &batch, again_after.is_some(), is_answered);
         let mut pieces = VecDeque::new();
         let entries = batch.due.clone();
