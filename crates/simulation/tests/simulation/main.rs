@@ -60,28 +60,29 @@ fn random_faults_lose_duplicate_or_half_undo_nothing() {
 /// Runs seeds on all threads; returns their statistics, and the lowest seed that failed.
 fn run_all(first: u64, seeds: u64) -> (Seen, Option<u64>) {
     let next = AtomicU64::new(first);
+    // The lowest seed that failed, or the end: no thread goes further.
+    let end = AtomicU64::new(first + seeds);
     let worker = || {
         let mut seen = Seen::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= first + seeds {
-                return (seen, None);
+            if seed >= end.load(Ordering::Relaxed) {
+                return seen;
             }
             let outcome = run(seed, None, false);
             if outcome.violation.is_some() {
-                return (seen, Some(seed));
+                end.fetch_min(seed, Ordering::Relaxed);
+                return seen;
             }
             seen.merge(&outcome.seen);
         }
     };
-    let results = on_all_threads(worker);
     let mut all = Seen::default();
-    let mut failed = None;
-    for (seen, seed) in results {
+    for seen in on_all_threads(worker) {
         all.merge(&seen);
-        failed = [failed, seed].into_iter().flatten().min();
     }
-    (all, failed)
+    let end = end.into_inner();
+    (all, (end < first + seeds).then_some(end))
 }
 
 /// Runs `work` on every thread at the same time, and returns the results.
