@@ -136,7 +136,7 @@ impl Run {
         }
     }
 
-    /// The planted bugs: where the logs begin or end is not what the loop is told.
+    /// The planted bugs: the loop gets wrong beginnings or ends of the logs.
     fn corrupted_ends(&self, held: &HeldLease, mut ends: LogEnds) -> LogEnds {
         match self.bug {
             Some(Bug::TimeOutBeforeInboxIsRead) => {

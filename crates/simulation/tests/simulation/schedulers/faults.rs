@@ -83,11 +83,6 @@ impl Run {
         true
     }
 
-    /// A scheduler may die, pause or be stopped at this moment.
-    pub(super) fn may_stop_scheduler(&mut self, index: usize) {
-        self.is_up(index);
-    }
-
     fn pause_scheduler(&mut self, index: usize) {
         self.seen.count(Sight::Pauses);
         let pause = Duration::from_micros(self.rng.between(1_000, 5_000_000));

@@ -109,7 +109,7 @@ impl Run {
         }
     }
 
-    /// Whoever sends messages still has the lease of their shard.
+    /// The sender of messages must still have the lease of their shard.
     fn check_owner(&mut self, index: usize, from: Asker) {
         let reading = self.schedulers[index].readings.get(&from.shard);
         let Some(reading) = reading.filter(|reading| reading.generation == from.generation) else {

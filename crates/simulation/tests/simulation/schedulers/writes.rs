@@ -53,7 +53,7 @@ pub struct Write {
     entries: Vec<(PartitionId, DueEntry)>,
     /// Its pieces leave the process's memory only when they land.
     is_buffered: bool,
-    /// Its process is not told that it is durable.
+    /// Whether its process learns that it is durable.
     is_answered: bool,
 }
 
@@ -259,7 +259,7 @@ impl Run {
             self.land_piece(piece);
         }
         if !is_rest {
-            self.may_stop_scheduler(index);
+            self.is_up(index);
             return;
         }
         match is_answered {
