@@ -18,6 +18,7 @@ pub enum Bug {
     LoseRecovery,
     SkipIndexEntry,
     MoveCursorEarly,
+    WakeNothing,
     ForgetUnknownInUndo,
     DropLateSuccess,
     DropCopiedSuccess,
@@ -37,7 +38,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::CheckpointEarly,
         Self::SendBeforePersist,
         Self::SettleBeforeAcknowledged,
@@ -52,6 +53,7 @@ impl Bug {
         Self::LoseRecovery,
         Self::SkipIndexEntry,
         Self::MoveCursorEarly,
+        Self::WakeNothing,
         Self::ForgetUnknownInUndo,
         Self::DropLateSuccess,
         Self::DropCopiedSuccess,
@@ -95,6 +97,7 @@ impl Bug {
             Self::MoveCursorEarly => {
                 "A supervisor moves its cursor before its recoveries are acknowledged"
             }
+            Self::WakeNothing => "The recoveries of an audit are not published",
             Self::ForgetUnknownInUndo => {
                 "A step of unknown outcome is called undone without asking its agent"
             }

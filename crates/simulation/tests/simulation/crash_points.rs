@@ -82,6 +82,7 @@ impl Course {
             scheduler_stops: 0,
             cut_offs: 0,
             loses_requests_at: None,
+            loses_wake_at: None,
             tracked_max: 40,
             checkpoint_every: Duration::from_millis(50),
             repartitions: 0,

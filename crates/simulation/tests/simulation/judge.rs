@@ -1,6 +1,7 @@
 //! The judge: checks the invariants at every event, and the whole run at its end. It sees the logs,
 //! the store and the services, but not the engine.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
@@ -63,6 +64,10 @@ pub struct Judge {
     statuses: BTreeMap<Uuid, OperationStatus>,
     failed: BTreeMap<Uuid, FailedOperation>,
     alerts: BTreeMap<Uuid, OperatorAlert>,
+    /// Operations with the alert that their row could not be read.
+    unreadable: BTreeSet<OperationId>,
+    /// Ends that were announced, each with the number of its status record: they remain announced.
+    announced: RefCell<BTreeSet<(OperationId, u32, &'static str)>>,
     notices: BTreeMap<Uuid, OwnerNotice>,
     /// Requests that were rerouted: partition and offset.
     pub rerouted: Vec<(Source, usize, usize)>,
@@ -73,6 +78,9 @@ pub struct Judge {
     recoveries: BTreeSet<Uuid>,
     /// The index entries that recoveries on the logs are about.
     woken: BTreeSet<(Timestamp, OperationId)>,
+    /// Operations that nothing but an audit may wake: an entry of the deadline index, or a recovery,
+    /// was lost.
+    pub lost_wakes: BTreeSet<OperationId>,
     /// Operations whose stored row is of an earlier ownership and was never read.
     branched: BTreeSet<OperationId>,
     /// A digest of the course of events.
@@ -83,20 +91,28 @@ impl Judge {
     /// Whether an operation has ended, and its end was announced to all whom it concerns.
     pub fn is_announced(&self, row: &OperationRow) -> bool {
         let state = &row.state;
-        let event = |what: &str, number: u32| row.id.event_id(&format!("{what}-{number}"));
+        if !state.state.is_final() {
+            return false;
+        }
+        let end = (row.id, state.sequence, state.state.as_str());
+        if self.announced.borrow().contains(&end) {
+            return true;
+        }
+        let event = |what: &str| row.id.event_id(&format!("{what}-{}", state.sequence));
         let has_owner = !row.created.notify.is_empty();
-        state.state.is_final()
-            && self.statuses.contains_key(&event("status", state.sequence))
-            && (!has_owner || self.notices.contains_key(&event("owner", state.sequence)))
-            && (!state.state.is_parked()
-                || self.alerts.contains_key(&event("parked", state.sequence)))
+        let is_announced = self.statuses.contains_key(&event("status"))
+            && (!has_owner || self.notices.contains_key(&event("owner")))
+            && (!state.state.is_parked() || self.alerts.contains_key(&event("parked")));
+        if is_announced {
+            self.announced.borrow_mut().insert(end);
+        }
+        is_announced
     }
 
     /// Whether an alert was raised that events of an operation were dropped, because its row could
     /// not be read.
     pub fn was_unreadable(&self, operation: OperationId) -> bool {
-        let alert = operation.event_id("unloadable");
-        self.alerts.contains_key(&alert)
+        self.unreadable.contains(&operation)
     }
 
     /// Whether a row has ever intended this attempt.
@@ -270,6 +286,9 @@ impl Run {
             }
             Some(_) => {}
             None => {
+                if alert.event_id == id.event_id("unloadable") {
+                    self.judge.unreadable.insert(id);
+                }
                 self.judge.alerts.insert(alert.event_id, alert);
             }
         }
@@ -356,6 +375,7 @@ impl Run {
             || requests.any(|record| record.operation() == Some(id));
         match row.state.state.is_final() {
             true => will_be_loaded || self.judge.is_announced(row),
+            false if self.judge.lost_wakes.contains(&id) => true,
             false => will_be_loaded && (row.state.handed_off || self.judge.was_unreadable(id)),
         }
     }
@@ -405,9 +425,9 @@ impl Run {
                     Priority::Normal => "",
                     Priority::High => "high-priority-",
                 };
-                let rejected = id.event_id(&format!("rejected-{priority}{partition}-{at}"));
+                let rejected = || id.event_id(&format!("rejected-{priority}{partition}-{at}"));
                 row.is_some_and(|row| row.created.request_hash == create.request_hash)
-                    || self.judge.statuses.contains_key(&rejected)
+                    || self.judge.statuses.contains_key(&rejected())
             }
             OperationRequest::Amend(amend) => {
                 let answer = id.event_id(&format!("answer-{}", amend.id));

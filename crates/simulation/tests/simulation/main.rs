@@ -14,6 +14,7 @@ use crate::run::run;
 use crate::seen::{Seen, Sight};
 
 mod agents;
+mod audits;
 mod bugs;
 mod clock;
 mod crash_points;

@@ -40,6 +40,8 @@ pub struct Plan {
     pub cut_offs: u32,
     /// When retention deletes requests that nobody has done.
     pub loses_requests_at: Option<Timestamp>,
+    /// When the store or the broker loses what would wake an operation.
+    pub loses_wake_at: Option<Timestamp>,
     /// Maximum number of tracked requests of each priority.
     pub tracked_max: usize,
     /// How often checkpoints are stored.
@@ -82,6 +84,8 @@ impl Plan {
     }
 
     pub fn new(rng: &mut Rng, bug: Option<Bug>) -> Self {
+        // The losses that audits find are drawn apart, as is what audits do.
+        let mut apart = rng.fork();
         let protection = match rng.below(8) {
             0 => Protection::Evidence,
             1 => Protection::Settling,
@@ -131,6 +135,9 @@ impl Plan {
             scheduler_stops,
             cut_offs: u32::try_from(rng.below(3)).unwrap(),
             loses_requests_at: (rng.below(40) == 0).then(|| START + millis(rng, 10, 4_000)),
+            loses_wake_at: apart
+                .chance(4)
+                .then(|| START + millis(&mut apart, 10, 5_000)),
             tracked_max: 8 + rng.index(40),
             checkpoint_every: millis(rng, 20, 400),
             spoilt_rows,

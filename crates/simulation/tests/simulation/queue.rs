@@ -1,6 +1,6 @@
 //! The future events of a run, ordered by time.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use waybill_engine::{Recovery, StepReply, Timestamp};
@@ -8,7 +8,7 @@ use waybill_engine::{Recovery, StepReply, Timestamp};
 use crate::schedulers::{Act, Incarnation};
 use crate::services::Deed;
 use crate::supervisor_calls::{Answer, Call};
-use crate::supervisors::Caller;
+use crate::supervisors::{Caller, Machine};
 
 /// A future event.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ pub enum What {
     Retention { partition: usize },
     /// Retention deletes requests, whether they are done or not.
     LoseRequests,
+    /// The store or the broker loses what would wake an operation.
+    LoseWake,
 
     /// A step request arrives at an agent.
     Deliver { task: usize, incarnation: u32 },
@@ -82,6 +84,10 @@ impl What {
     pub fn is_point(&self) -> bool {
         match self {
             Self::Scheduler(_, act) => act.is_point(),
+            // Audits only look around.
+            Self::SupervisorCall { caller, .. } | Self::SupervisorAnswer { caller, .. } => {
+                !matches!(caller.machine, Machine::Audit(_))
+            }
             _ => true,
         }
     }
@@ -96,6 +102,7 @@ impl What {
             | Self::Woken(_)
             | Self::Retention { .. }
             | Self::LoseRequests
+            | Self::LoseWake
             | Self::StartSupervisor { .. }
             | Self::SupervisorCall { .. }
             | Self::SupervisorAnswer { .. }
@@ -116,33 +123,34 @@ impl What {
 
 #[derive(Debug, Default)]
 pub struct Queue {
-    heap: BinaryHeap<Reverse<Entry>>,
+    /// When each event happens, its number, and its index among the events.
+    heap: BinaryHeap<Reverse<(Timestamp, u64, usize)>>,
+    /// The heap moves its entries, so that the events, which are larger, are elsewhere.
+    events: Vec<Option<What>>,
+    /// Unused indices of events.
+    free: Vec<usize>,
     count: u64,
     work: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    at: Timestamp,
-    number: u64,
-    what: What,
 }
 
 impl Queue {
     pub fn push(&mut self, at: Timestamp, what: What) {
         self.count += 1;
         self.work += usize::from(what.is_work());
-        self.heap.push(Reverse(Entry {
-            at,
-            number: self.count,
-            what,
-        }));
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[index] = Some(what);
+        self.heap.push(Reverse((at, self.count, index)));
     }
 
     pub fn pop(&mut self) -> Option<(Timestamp, What)> {
-        let Reverse(entry) = self.heap.pop()?;
-        self.work -= usize::from(entry.what.is_work());
-        Some((entry.at, entry.what))
+        let Reverse((at, _, index)) = self.heap.pop()?;
+        let what = self.events[index].take()?;
+        self.free.push(index);
+        self.work -= usize::from(what.is_work());
+        Some((at, what))
     }
 
     /// Whether only recurring events are left.
@@ -150,23 +158,3 @@ impl Queue {
         self.work == 0
     }
 }
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl Eq for Entry {}

@@ -12,6 +12,11 @@ impl Rng {
         rng
     }
 
+    /// Another generator that follows from this one, which stays as it is.
+    pub fn fork(&self) -> Self {
+        Self::new(self.0)
+    }
+
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

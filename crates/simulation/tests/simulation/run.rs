@@ -29,6 +29,8 @@ const EVENTS_MAX: u64 = 400_000;
 
 pub struct Run {
     pub rng: Rng,
+    /// Decides what audits do.
+    pub audit_rng: Rng,
     /// The true time, which no process knows exactly.
     pub now: Timestamp,
     pub queue: Queue,
@@ -43,6 +45,8 @@ pub struct Run {
     pub history: History,
     pub seen: Seen,
     pub violation: Option<Violation>,
+    /// Whether the broker loses the next recovery that would wake an operation.
+    pub loses_recovery: bool,
     /// Crashes still to come, besides those that chance decides.
     pub crashes: Vec<Crash>,
 }
@@ -107,6 +111,7 @@ pub fn run_plan(
 impl Run {
     fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
         let now = START;
+        let audit_rng = rng.fork();
         let store = Store::new(plan.partitions);
         let one = |_| Self::new_scheduler(&plan, &mut rng, 0);
         let schedulers = (0..plan.schedulers).map(one).collect();
@@ -115,6 +120,7 @@ impl Run {
             schedulers,
             supervisors: Supervisor::all(&plan, &mut rng),
             rng,
+            audit_rng,
             now,
             queue: Queue::default(),
             bug,
@@ -124,6 +130,7 @@ impl Run {
             history: History::default(),
             seen: Seen::default(),
             violation: None,
+            loses_recovery: false,
             crashes: Vec::new(),
             plan,
         };
@@ -164,6 +171,9 @@ impl Run {
         }
         if let Some(at) = self.plan.loses_requests_at {
             self.queue.push(at, What::LoseRequests);
+        }
+        if let Some(at) = self.plan.loses_wake_at {
+            self.queue.push(at, What::LoseWake);
         }
         if self.plan.sets_clocks {
             for partition in 0..self.store.logs.len() {
@@ -253,6 +263,7 @@ impl Run {
             What::Woken(of) => self.woken(of),
             What::Retention { partition } => self.retain(partition),
             What::LoseRequests => self.lose_requests(),
+            What::LoseWake => self.lose_wake(),
             What::Deliver { task, incarnation } => self.deliver(task, incarnation),
             What::Serve {
                 task,

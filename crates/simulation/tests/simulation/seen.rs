@@ -53,6 +53,10 @@ pub enum Sight {
     Rebalances,
     CommitsRefused,
     EntriesWrittenAgain,
+    EntriesLost,
+    RecoveriesLost,
+    WokenByAudit,
+    AuditsFailed,
     IndexEntriesSeen,
     FailedRecordsSeen,
     TombstoneCancels,
@@ -88,7 +92,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 80] = [
+    pub const ALL: [Self; 84] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -137,6 +141,10 @@ impl Sight {
         Self::Rebalances,
         Self::CommitsRefused,
         Self::EntriesWrittenAgain,
+        Self::EntriesLost,
+        Self::RecoveriesLost,
+        Self::WokenByAudit,
+        Self::AuditsFailed,
         Self::IndexEntriesSeen,
         Self::FailedRecordsSeen,
         Self::TombstoneCancels,

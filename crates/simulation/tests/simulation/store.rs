@@ -1,6 +1,6 @@
 //! The state store and the logs, which survive every process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use waybill_engine::{
@@ -9,7 +9,8 @@ use waybill_engine::{
 };
 use waybill_messages::TopicId;
 use waybill_state::{
-    Checkpoint, DUE_BUCKETS_AGAIN, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowWrite,
+    AttentionCursor, AttentionEntry, AttentionPage, Checkpoint, DUE_BUCKETS_AGAIN, DueBucket,
+    DueEntry, Layout, Lease, LeaseKey, RowWrite,
 };
 
 use crate::supervisor_calls::Assignment;
@@ -80,7 +81,8 @@ pub struct Store {
     pub layout: Layout,
     pub leases: BTreeMap<LeaseKey, Lease>,
     rows: Vec<Row>,
-    pub attention: Vec<OperationId>,
+    /// The attention table, by index shard.
+    pub attention: BTreeSet<(PartitionId, AttentionEntry)>,
     /// Rows that cannot be read until this time, or until they are written.
     pub spoilt: BTreeMap<OperationId, Timestamp>,
 }
@@ -132,6 +134,15 @@ impl PartitionLogs {
         before.filter_map(|(entry, is_certain)| is_certain.then_some(*entry))
     }
 
+    /// All entries of the index, in order.
+    pub fn all_entries(&self) -> impl Iterator<Item = DueEntry> {
+        self.index.keys().copied()
+    }
+
+    pub fn remove_entry(&mut self, entry: &DueEntry) {
+        self.index.remove(entry);
+    }
+
     /// Removes the entries that no sweep reads again.
     pub fn forget_entries(&mut self) {
         let Some(cursor) = self.cursor else {
@@ -164,7 +175,7 @@ impl Store {
             layout: Layout::first(partitions),
             leases: BTreeMap::new(),
             rows: Vec::new(),
-            attention: Vec::new(),
+            attention: BTreeSet::new(),
             spoilt: BTreeMap::new(),
         }
     }
@@ -216,6 +227,30 @@ impl Store {
 
     pub fn rows(&self) -> impl Iterator<Item = &OperationRow> {
         self.rows.iter().map(|stored| &stored.row)
+    }
+
+    /// Up to `limit` entries of the attention table of an index shard, the oldest first.
+    pub fn attention_page(
+        &self,
+        index_shard: usize,
+        cursor: AttentionCursor,
+        limit: usize,
+    ) -> AttentionPage {
+        let of = PartitionId(u32::try_from(index_shard).unwrap());
+        let (first, last) = cursor.bounds();
+        let rest = self.attention.range((of, first)..=(of, last));
+        let rest = rest.map(|(_, entry)| *entry);
+        let rest = rest.filter(|entry| Some(*entry) != cursor.after);
+        let entries: Vec<AttentionEntry> = rest.take(limit).collect();
+        let is_full = entries.len() == limit;
+        let after = entries.last().copied().filter(|_| is_full);
+        AttentionPage {
+            next: after.map(|after| AttentionCursor {
+                after: Some(after),
+                ..cursor
+            }),
+            entries,
+        }
     }
 
     /// Writes a row, unless the stored one has a higher stamp.

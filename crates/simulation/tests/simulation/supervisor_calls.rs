@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use waybill_engine::{Offset, PartitionId, Recovery, Source};
 use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, Lease};
+use waybill_supervisor_core::audit;
 use waybill_supervisor_core::failed::{self, Content, Uncommitted};
 use waybill_supervisor_core::index_shard::{self, Effect};
 
@@ -23,6 +24,7 @@ const POLLED_MAX: usize = 4;
 #[derive(Debug)]
 pub enum Call {
     IndexShard(Box<Effect>),
+    Audit(Box<audit::Effect>),
     /// Polls the consumer group of failed-operations, which waits for a record.
     Poll,
     /// A poll has waited for long enough.
@@ -43,6 +45,7 @@ pub struct Commit {
 #[derive(Debug)]
 pub enum Answer {
     IndexShard(index_shard::Event),
+    Audit(audit::Event),
     Failed(failed::Event),
 }
 
@@ -84,6 +87,10 @@ pub struct Taken {
 impl Run {
     /// A call arrives, unless it died with its caller.
     pub fn call_arrives(&mut self, caller: Caller, call: Call) {
+        let call = match call {
+            Call::Audit(effect) => return self.audit_calls(caller, *effect),
+            call => call,
+        };
         let is_alive = self.waits_for_answer(&caller);
         if !is_alive && self.rng.chance(50) {
             return;
@@ -101,6 +108,7 @@ impl Run {
                     false => event,
                 })
             }
+            Call::Audit(_) => unreachable!("handled before"),
             Call::Poll | Call::PollEnds if !is_alive => return,
             Call::Poll if !self.has_new_failures(&caller) => {
                 return self.send_call(caller, Call::PollEnds);
@@ -243,6 +251,9 @@ impl Run {
             let after = self.rng.below(2_000);
             self.later(after, What::Acknowledged(caller));
         }
+        if self.loses(&recovery) {
+            return;
+        }
         self.note(recovery.operation, || {
             let (by, verb) = (&recovery.asked_by, &recovery.verb);
             format!(
@@ -376,7 +387,9 @@ impl Run {
     pub fn send_call(&mut self, caller: Caller, call: Call) {
         let after = match call {
             Call::PollEnds => self.rng.between(300_000, 900_000),
-            Call::Poll | Call::IndexShard(_) | Call::Commit(_) => self.travel() / 4,
+            Call::Poll | Call::IndexShard(_) | Call::Audit(_) | Call::Commit(_) => {
+                self.travel() / 4
+            }
         };
         self.later(after, What::SupervisorCall { caller, call });
     }
@@ -385,6 +398,7 @@ impl Run {
 fn published(caller: &Caller) -> Answer {
     match caller.machine {
         Machine::IndexShard(_) => Answer::IndexShard(index_shard::Event::Published),
+        Machine::Audit(_) => Answer::Audit(audit::Event::Published),
         Machine::Failed => Answer::Failed(failed::Event::Published),
     }
 }
@@ -392,6 +406,7 @@ fn published(caller: &Caller) -> Answer {
 fn failed_to_publish(caller: &Caller) -> Answer {
     match caller.machine {
         Machine::IndexShard(_) => Answer::IndexShard(index_shard::Event::Failed),
+        Machine::Audit(_) => Answer::Audit(audit::Event::Failed),
         Machine::Failed => Answer::Failed(failed::Event::Failed),
     }
 }

@@ -2,6 +2,7 @@
 //! and the partitions of failed-operations. They die and pause, their calls fail or are applied
 //! although they failed, and others take over.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use waybill_state::DueBucket;
 use waybill_supervisor_core::failed;
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice};
 use waybill_supervisor_core::{
-    FailedOperations, FailedSettings, IndexShard, IndexShardSettings, Pace,
+    Audit, FailedOperations, FailedSettings, IndexShard, IndexShardSettings, Pace,
 };
 
 use crate::clock::{Clock, SKEW_MICROS};
@@ -38,12 +39,17 @@ const GRACE_MILLIS: [u64; 3] = [6_000, 600, 0];
 pub struct Supervisor {
     pub clock: Clock,
     pub incarnation: u32,
+    pub name: Arc<str>,
     paused_until: Timestamp,
     /// How much faster than the true time its boot clock runs, per million.
     drift: u64,
-    pace: Pace,
+    pub pace: Pace,
     /// One for each partition.
     index_shards: Vec<Calling<IndexShard>>,
+    /// The audit of each index shard, if this process sweeps it.
+    pub audits: Vec<Calling<Option<Audit>>>,
+    /// Audits that read or wait for that: one at a time, the first.
+    pub reads: VecDeque<Caller>,
     failed: Calling<FailedOperations>,
     /// Whether that polls, and so may get records.
     pub is_polling: bool,
@@ -53,9 +59,9 @@ pub struct Supervisor {
 
 /// A state machine, and the call that it waits for.
 #[derive(Debug)]
-struct Calling<M> {
-    machine: M,
-    call: u64,
+pub struct Calling<M> {
+    pub machine: M,
+    pub call: u64,
     /// How many acknowledgements its call still needs.
     awaited: usize,
     /// Where it moves the cursor to.
@@ -70,13 +76,14 @@ pub struct Caller {
     pub supervisor: usize,
     pub incarnation: u32,
     pub machine: Machine,
-    call: u64,
+    pub call: u64,
 }
 
 /// A state machine of a supervisor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine {
     IndexShard(usize),
+    Audit(usize),
     Failed,
 }
 
@@ -139,6 +146,9 @@ impl Supervisor {
             paused_until: START,
             drift: rng.below(DRIFT_MAX),
             index_shards: (0..plan.partitions).map(index_shard).collect(),
+            audits: (0..plan.partitions).map(|_| Calling::new(None)).collect(),
+            reads: VecDeque::new(),
+            name,
             failed: Calling::new(failed),
             is_polling: false,
             intake: Vec::new(),
@@ -156,7 +166,7 @@ impl Supervisor {
         }
     }
 
-    fn now(&mut self, now: Timestamp) -> Now {
+    pub fn now(&mut self, now: Timestamp) -> Now {
         let boot = now.since(START);
         Now {
             wall: self.clock.read(now),
@@ -213,7 +223,8 @@ impl Run {
         if !self.waits_for_answer(&caller) {
             return;
         }
-        if self.supervisors[index].paused_until <= self.now {
+        let is_audit = matches!(caller.machine, Machine::Audit(_));
+        if self.supervisors[index].paused_until <= self.now && !is_audit {
             self.may_stop(index);
         }
         if !self.waits_for_answer(&caller) {
@@ -231,6 +242,9 @@ impl Run {
             (Machine::IndexShard(index_shard), Answer::IndexShard(event)) => {
                 self.feed_index_shard(index, index_shard, event);
             }
+            (Machine::Audit(index_shard), Answer::Audit(event)) => {
+                self.feed_audit(index, index_shard, event);
+            }
             (Machine::Failed, Answer::Failed(event)) => self.feed_failed(index, event),
             (machine, answer) => unreachable!("{answer:?} for {machine:?}"),
         }
@@ -241,6 +255,7 @@ impl Run {
         let supervisor = &self.supervisors[caller.supervisor];
         let call = match caller.machine {
             Machine::IndexShard(index_shard) => supervisor.index_shards[index_shard].call,
+            Machine::Audit(index_shard) => supervisor.audits[index_shard].call,
             Machine::Failed => supervisor.failed.call,
         };
         (supervisor.incarnation, call) == (caller.incarnation, caller.call)
@@ -251,6 +266,7 @@ impl Run {
         let supervisor = &mut self.supervisors[caller.supervisor];
         match caller.machine {
             Machine::IndexShard(index_shard) => &mut supervisor.index_shards[index_shard].awaited,
+            Machine::Audit(index_shard) => &mut supervisor.audits[index_shard].awaited,
             Machine::Failed => &mut supervisor.failed.awaited,
         }
     }
@@ -280,15 +296,13 @@ impl Run {
                 Notice::TakingOver(_) => self.seen.count(Sight::SupervisorTakeOvers),
                 Notice::Lost => self.seen.count(Sight::SupervisorLeasesLost),
                 Notice::Failed | Notice::PassFailed => self.seen.count(Sight::FailedPasses),
+                Notice::Began => self.begin_audit(index, index_shard),
                 Notice::Ended => {
                     self.supervisors[index].index_shards[index_shard].moved_to = None;
+                    self.end_audit(index, index_shard);
                 }
                 Notice::Skipping(_) => unreachable!("no sweep of a run is a week behind"),
-                Notice::Began
-                | Notice::Swept
-                | Notice::Behind(_)
-                | Notice::Overdue(_)
-                | Notice::Unreadable(_) => {}
+                Notice::Swept | Notice::Behind(_) | Notice::Overdue(_) | Notice::Unreadable(_) => {}
             }
         }
         match output.effect {

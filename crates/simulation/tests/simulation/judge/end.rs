@@ -93,7 +93,8 @@ impl Run {
         if state.error.is_some() && !self.judge.failed.contains_key(&failed) {
             self.fail(Rule::NoFailedRecord, id, || format!("{state:?}"));
         }
-        let is_listed = self.store.attention.contains(&id);
+        let mut listed = self.store.attention.iter();
+        let is_listed = listed.any(|(_, entry)| entry.operation == id);
         if (state.state.is_parked() || state.handed_off || state.failed_count > 0) && !is_listed {
             self.fail(Rule::NotVisible, id, || format!("{state:?}"));
         }

@@ -19,7 +19,10 @@ impl Run {
     pub fn check_passed_entries(&mut self, index_shard: usize, before: DueBucket) {
         let passed = self.store.logs[index_shard].certain_entries_before(before);
         let woken = &self.judge.woken;
-        let mut left = passed.filter(|entry| !woken.contains(&(entry.due, entry.operation)));
+        let lost = &self.judge.lost_wakes;
+        let mut left = passed.filter(|entry| {
+            !woken.contains(&(entry.due, entry.operation)) && !lost.contains(&entry.operation)
+        });
         let first = left.next();
         drop(left);
         if let Some(entry) = first {

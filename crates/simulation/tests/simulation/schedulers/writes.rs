@@ -39,7 +39,7 @@ pub struct Writer {
 #[derive(Debug)]
 pub enum Piece {
     Due(PartitionId, DueEntry),
-    Attention(AttentionEntry),
+    Attention(PartitionId, AttentionEntry),
     Row(Box<RowWrite>, Writer),
 }
 
@@ -114,7 +114,7 @@ impl Run {
                 .map(|(of, entry)| Piece::Due(of, entry)),
         );
         let attention = batch.attention.into_iter();
-        pieces.extend(attention.map(|(_, entry)| Piece::Attention(entry)));
+        pieces.extend(attention.map(|(of, entry)| Piece::Attention(of, entry)));
         for (row, writer) in batch.rows.into_iter().zip(writers) {
             pieces.push_back(Piece::Row(Box::new(row), writer));
         }
@@ -287,7 +287,9 @@ impl Run {
                 let DueEntry { due, operation } = entry;
                 self.note(operation, || format!("index: an entry at {due:?}"));
             }
-            Piece::Attention(entry) => self.store.attention.push(entry.operation),
+            Piece::Attention(of, entry) => {
+                self.store.attention.insert((of, entry));
+            }
             Piece::Row(row, writer) => self.persist(*row, writer),
         }
     }
