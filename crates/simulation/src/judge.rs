@@ -109,6 +109,12 @@ impl Judge {
         is_announced
     }
 
+    /// Whether an operation has ended, and its end may remain without records: what would have
+    /// loaded it once more, after a crash between the row and its records, was lost.
+    pub fn may_be_silent(&self, row: &OperationRow) -> bool {
+        row.state.state.is_final() && self.lost_wakes.contains(&row.id)
+    }
+
     /// Whether an alert was raised that events of an operation were dropped, because its row could
     /// not be read.
     pub fn was_unreadable(&self, operation: OperationId) -> bool {
@@ -373,9 +379,11 @@ impl Run {
         let will_be_loaded = is_hinted_at
             || replies.any(|reply| reply.operation == id)
             || requests.any(|record| record.operation() == Some(id));
+        if self.judge.lost_wakes.contains(&id) {
+            return true;
+        }
         match row.state.state.is_final() {
             true => will_be_loaded || self.judge.is_announced(row),
-            false if self.judge.lost_wakes.contains(&id) => true,
             false => will_be_loaded && (row.state.handed_off || self.judge.was_unreadable(id)),
         }
     }

@@ -84,8 +84,6 @@ impl Plan {
     }
 
     pub fn new(rng: &mut Rng, bug: Option<Bug>) -> Self {
-        // The losses that audits find are drawn apart, as is what audits do.
-        let mut apart = rng.fork();
         let protection = match rng.below(8) {
             0 => Protection::Evidence,
             1 => Protection::Settling,
@@ -117,6 +115,8 @@ impl Plan {
             true => 1 + u32::try_from(rng.below(4)).unwrap(),
             false => 0,
         };
+        // The losses that audits find are drawn apart, as is what audits do.
+        let mut apart = rng.fork();
         Self {
             repartitions,
             partitions,

@@ -79,6 +79,9 @@ impl Run {
             .iter()
             .filter(|step| step.state == StepState::Skipped);
         skipped.for_each(|_| self.seen.count(Sight::SkippedSteps));
+        if self.judge.may_be_silent(row) && !self.judge.is_announced(row) {
+            return;
+        }
         let event = |what: &str, number: u32| id.event_id(&format!("{what}-{number}"));
         let status = self.judge.statuses.get(&event("status", state.sequence));
         if status.is_none_or(|status| status.state != state.state) {

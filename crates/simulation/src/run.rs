@@ -75,6 +75,8 @@ pub struct Outcome {
     pub history: String,
     /// A digest of the course of events.
     pub digest: u64,
+    /// What was drawn, if that was recorded.
+    pub tape: Vec<u64>,
 }
 
 /// Runs one seed to its end and judges it.
@@ -102,7 +104,8 @@ pub fn run_plan(
     let about = run.violation.as_ref().and_then(|broken| broken.operation);
     Outcome {
         history: run.history.of(about, START),
-        digest: run.rng.next() ^ run.judge.digest,
+        tape: run.rng.tape(),
+        digest: run.rng.digest() ^ run.judge.digest,
         seen: run.seen,
         violation: run.violation,
     }
@@ -391,7 +394,8 @@ impl Run {
                     return true;
                 }
                 let waits = self.judge.was_unreadable(row.id) && self.is_to_be_looked_at(row.id);
-                self.judge.is_announced(row) && !waits
+                let has_ended = self.judge.is_announced(row) || self.judge.may_be_silent(row);
+                has_ended && !waits
             })
             && self
                 .store
@@ -489,7 +493,10 @@ impl Run {
     }
 
     fn report_unfinished(&mut self) {
-        let left = self.store.rows().find(|row| !self.judge.is_announced(row));
+        let left = self
+            .store
+            .rows()
+            .find(|row| !self.judge.is_announced(row) && !self.judge.may_be_silent(row));
         let operation = left.map(|row| row.id);
         let state = left.map(|row| row.state.clone());
         let logs = self.store.logs.iter();

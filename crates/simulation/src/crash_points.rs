@@ -216,8 +216,12 @@ fn survive(course: Course, variant: u64, crashes: &[Crash]) -> Seen {
     outcome.seen
 }
 
-#[test]
-fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
+/// Processes die at every point of the courses, and in some variants at every later point, too.
+///
+/// # Panics
+///
+/// If a run breaks a rule, or if a kind of crash was not seen.
+pub fn check_crash_points() {
     let variants = setting("WAYBILL_TEST_CRASH_VARIANTS").unwrap_or(0);
     if variants == 0 {
         skipped(
@@ -296,8 +300,12 @@ fn with_one_crash(variants: u64) -> Vec<(Course, u64, Vec<Crash>)> {
     all
 }
 
-#[test]
-fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
+/// One crash reveals planted bugs that no run without a crash reveals.
+///
+/// # Panics
+///
+/// If it does not.
+pub fn check_crashes_reveal_bugs() {
     let with_one = with_one_crash(VARIANTS);
     for bug in [
         Bug::IgnoreStamps,

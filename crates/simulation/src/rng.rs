@@ -1,0 +1,124 @@
+//! Everything random in a run: numbers of a seeded generator (xorshift64*), or of a tape. Either
+//! replays one run exactly.
+
+/// The source of all random decisions of a run, and what was drawn from it.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    source: Source,
+    /// How many numbers were drawn.
+    drawn: u64,
+    /// A digest of them.
+    digest: u64,
+    /// The numbers, if they are recorded.
+    recorded: Option<Vec<u64>>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// The state of a generator.
+    Seed(u64),
+    /// Numbers. Behind the last one all are [`NEUTRAL`].
+    Tape(Vec<u64>),
+}
+
+/// A number with which nearly every decision is against a fault.
+pub const NEUTRAL: u64 = u64::MAX;
+/// The multipliers of xorshift64* and of the digest (from FNV-1a).
+const SCRAMBLE: u64 = 0x2545_f491_4f6c_dd1d;
+const DIGEST: u64 = 0x0000_0100_0000_01b3;
+
+impl Rng {
+    pub fn new(seed: u64) -> Self {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for _ in 0..4 {
+            step(&mut state);
+        }
+        Self::of(Source::Seed(state))
+    }
+
+    /// The numbers of a tape.
+    pub fn of_tape(tape: Vec<u64>) -> Self {
+        Self::of(Source::Tape(tape))
+    }
+
+    fn of(source: Source) -> Self {
+        Self {
+            source,
+            drawn: 0,
+            digest: 0,
+            recorded: None,
+        }
+    }
+
+    /// Records what is drawn from now on.
+    pub fn record(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    /// What was recorded.
+    pub fn tape(&self) -> Vec<u64> {
+        self.recorded.clone().unwrap_or_default()
+    }
+
+    /// A digest of what was drawn so far.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Another generator that follows from what was drawn so far.
+    pub fn fork(&self) -> Self {
+        Self::new(self.digest)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        let number = match &mut self.source {
+            Source::Seed(state) => step(state),
+            Source::Tape(tape) => {
+                let at = usize::try_from(self.drawn).unwrap();
+                tape.get(at).copied().unwrap_or(NEUTRAL)
+            }
+        };
+        self.drawn += 1;
+        self.digest = (self.digest ^ number).wrapping_mul(DIGEST);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push(number);
+        }
+        number
+    }
+
+    /// A number in `0..end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 11) % end
+    }
+
+    /// A number in `from..to`.
+    pub fn between(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from)
+    }
+
+    pub fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap()
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// An id that no other one equals, whatever is on the tape.
+    pub fn uuid(&mut self) -> uuid::Uuid {
+        let at = self.drawn;
+        let (high, low) = (self.next(), self.next());
+        match (high, low) {
+            (NEUTRAL, NEUTRAL) => uuid::Uuid::from_u64_pair(at, at),
+            (high, low) => uuid::Uuid::from_u64_pair(high, low),
+        }
+    }
+}
+
+/// The next number of a generator.
+fn step(state: &mut u64) -> u64 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    state.wrapping_mul(SCRAMBLE)
+}
