@@ -31,6 +31,7 @@ pub enum Rule {
     NotAnswered,
     CancelForgotten,
     Stamps,
+    Bounds,
     Contract,
 }
 
@@ -62,6 +63,7 @@ impl Rule {
             Self::NotAnswered => "every request is answered or noted",
             Self::CancelForgotten => "a cancel wins, or is refused",
             Self::Stamps => "stamps grow within their lease's limits",
+            Self::Bounds => "no more is admitted than there is room for",
             Self::Contract => "the engine keeps its contract",
         }
     }

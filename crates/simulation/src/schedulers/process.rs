@@ -1,15 +1,16 @@
 //! The driver of a scheduler's loop: gives it inputs and the time, and performs its effects.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_engine::{ByPriority, Now, Priority};
+use waybill_engine::{ByPriority, Now, Priority, ShardId};
 use waybill_scheduler_core::{
     Acquisition, AcquisitionAnswer, Candidate, Effect, Input, LoopSettings, Note, Own,
-    SchedulerLoop,
+    SchedulerLoop, SlotState,
 };
 
-use super::{Act, Call};
+use super::{Act, Call, Reading};
 use crate::bugs::Bug;
 use crate::history::Rule;
 use crate::run::Run;
@@ -92,7 +93,9 @@ impl Run {
         let Some(scheduler_loop) = &mut scheduler.scheduler_loop else {
             return;
         };
+        let before = held(scheduler_loop, &scheduler.readings);
         scheduler_loop.turn(true, suspended, now);
+        let after = held(scheduler_loop, &scheduler.readings);
         let patience = scheduler_loop.patience(now.boot);
         let is_held_back = patience < SETTLE_MAX;
         let patience = match is_held_back {
@@ -101,6 +104,11 @@ impl Run {
         };
         scheduler.has_news = is_held_back || scheduler.has_stuck;
         scheduler.turns_at = None;
+        if after > before.max(self.plan.in_flight_max) {
+            self.fail(Rule::Bounds, None, || {
+                format!("{after} operations, after {before}")
+            });
+        }
         self.take_effects(index);
         self.want_turn(index, patience);
         self.perform_all(index);
@@ -257,4 +265,19 @@ impl Run {
             }
         }
     }
+}
+
+/// How many operations a loop holds in memory.
+fn held(scheduler_loop: &SchedulerLoop, readings: &BTreeMap<ShardId, Reading>) -> usize {
+    let slots = readings
+        .keys()
+        .filter_map(|&shard| scheduler_loop.slot(shard));
+    let held = slots.map(|slot| match slot.state() {
+        SlotState::Owned(owned) => {
+            let held = owned.engine().in_flight();
+            held.operations + held.loading
+        }
+        SlotState::Idle | SlotState::Acquiring | SlotState::Refused(_) => 0,
+    });
+    held.sum()
 }
