@@ -66,7 +66,10 @@ pub fn check_random_faults() {
         report(seed);
         unreachable!("seed {seed} failed, and did not when it was replayed");
     }
-    assert_everything_was_seen(&seen, seeds);
+    // Chance decides what a few seeds see.
+    if seeds >= SEEDS {
+        assert_everything_was_seen(&seen, seeds);
+    }
 }
 
 /// Runs seeds on all threads; returns their statistics, and the lowest seed that failed.
