@@ -174,10 +174,13 @@ impl GroupHandler for Intake {
             return;
         };
         let offsets = &self.shared.offsets;
-        let source = offsets.begin(index, record.partition(), record.offset(), record.topic());
-        let Some(source) = source else {
+        let Some(begun) = offsets.begin(index, record.partition(), record.offset()) else {
             return;
         };
+        if let Some(read_to) = begun.old_log_read_to {
+            record.report_new_log(read_to);
+        }
+        let source = begun.record;
         let value = record.value().unwrap_or_default();
         match self.shared.framing.decode::<StepRequest>(value) {
             Ok(mut request) => {

@@ -4,8 +4,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use waybill_engine::{Offset, PartitionId};
-use waybill_kafka::{Consumed, GroupProgress};
+use waybill_engine::{Begun, Consumed, GroupProgress, Offset, PartitionId};
 
 /// A consumed record. `topic` is the index of the agent in this process.
 pub(super) type Source = Consumed<usize>;
@@ -32,15 +31,14 @@ impl Offsets {
         offset
     }
 
-    /// Begins a record of the agent's topic `name`. `None` if its partition is not assigned.
+    /// Begins a record of the agent's topic. `None` if its partition is not assigned.
     pub(super) fn begin(
         &self,
         agent: usize,
         partition: PartitionId,
         offset: Offset,
-        name: &str,
-    ) -> Option<Source> {
-        self.progress().begin(agent, partition, offset, name)
+    ) -> Option<Begun<usize>> {
+        self.progress().begin(agent, partition, offset)
     }
 
     /// Begins an undecodable record at an offset. `None` if the partition is not assigned, or was
