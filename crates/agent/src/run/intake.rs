@@ -23,7 +23,6 @@ pub(super) struct Intake {
 
 /// A request that cannot be decoded yet.
 struct Waiting {
-    agent: usize,
     source: Source,
     bytes: usize,
     record: RawRecord,
@@ -65,7 +64,8 @@ impl Intake {
     }
 
     /// Handles what became of a request that was read.
-    fn admitted(&mut self, index: usize, admission: Admission<Source>) {
+    fn admitted(&mut self, source: Source, admission: Admission<Source>) {
+        let index = source.topic;
         let agent = &self.shared.agents[index];
         match admission {
             Admission::Queued => self.touched[index] = true,
@@ -102,16 +102,16 @@ impl Intake {
                 let work = Work::new(request, waiting.source, waiting.bytes, sent, now);
                 let state = &self.shared.state;
                 let admission = state.finish(|agents| agents.read(work, now));
-                self.admitted(waiting.agent, admission);
+                self.admitted(waiting.source, admission);
             }
             Err(error) if error.waits_for().is_some() => self.waiting.push(waiting),
-            Err(error) => self.bury(waiting.agent, waiting.record, waiting.source, &error),
+            Err(error) => self.bury(waiting.record, waiting.source, &error),
         }
     }
 
     /// Sends a record that cannot be decoded to its dead-letter topic, unchanged.
-    fn bury(&self, index: usize, raw: RawRecord, source: Source, error: &DecodeError) {
-        self.shared.agents[index].metrics.poison.increment(1);
+    fn bury(&self, raw: RawRecord, source: Source, error: &DecodeError) {
+        self.shared.agents[source.topic].metrics.poison.increment(1);
         tracing::warn!(
             topic = raw.topic,
             partition = raw.partition.0,
@@ -177,7 +177,7 @@ impl GroupHandler for Intake {
                 });
                 if let Some((begun, admission)) = read {
                     report(&record, begun);
-                    self.admitted(index, admission);
+                    self.admitted(begun.record, admission);
                 }
             }
             Err(error) => {
@@ -189,12 +189,11 @@ impl GroupHandler for Intake {
                 let (source, record, bytes) = (begun.record, record.to_raw(), record.bytes());
                 match error.waits_for() {
                     Some(_) => self.waiting.push(Waiting {
-                        agent: index,
                         source,
                         bytes,
                         record,
                     }),
-                    None => self.bury(index, record, source, &error),
+                    None => self.bury(record, source, &error),
                 }
             }
         }
