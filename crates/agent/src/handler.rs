@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
+pub use waybill_agent_core::not_attempted;
 use waybill_engine::{Outcome, Outputs, StepError, StepRequest};
 
 /// One attempt at a step, as passed to a [`Handler`].
@@ -99,19 +100,6 @@ pub fn permanent(code: impl Into<String>, message: impl Into<String>) -> Outcome
 pub fn unknown(code: impl Into<String>, message: impl Into<String>) -> Outcome {
     Outcome::Unknown {
         error: step_error(code, message),
-    }
-}
-
-/// An attempt that was not made, with the time to wait before the next one.
-#[must_use]
-pub fn not_attempted(
-    code: impl Into<String>,
-    message: impl Into<String>,
-    retry_after: Duration,
-) -> Outcome {
-    Outcome::NotAttempted {
-        error: step_error(code, message),
-        retry_after_ms: u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX),
     }
 }
 

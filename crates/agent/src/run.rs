@@ -3,32 +3,23 @@
 //! One consumer reads the topics of all agents of the process, on its own thread. Handlers run on
 //! the tokio runtime, with a fixed number of workers per agent. One producer sends all replies.
 //!
-//! What must hold:
+//! [`AgentLoop`](waybill_agent_core::AgentLoop) makes the decisions, and its documentation says what
+//! must hold. These modules drive it: they read, decode, run handlers, encode, send, commit and
+//! count. The polling thread, the workers and the producer call it under one lock, and do none of
+//! this while they hold the lock. What must hold besides:
 //!
-//! * **At least once.** A step request is done when the broker has acknowledged its reply, or when
-//!   it needs none because its complete-by has passed. The committed offset of a partition never
-//!   passes a request that is not done.
-//! * **No agent blocks another.** The shared consumer is always polled. A request for which an
-//!   agent has no capacity or time is answered `not attempted` immediately.
-//! * **No answers past complete-by.** A request that is late when it is read or dequeued is not
-//!   started, a late handler is dropped, and neither is answered.
-//! * **A superseded owner is refused.** Once a newer owner of a shard has sent requests to this
-//!   process, requests of the older one are answered `not attempted`.
+//! * **No agent blocks another.** The shared consumer is always polled.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
 //!   unchanged; a panic ends one attempt. A record that cannot be decoded *yet*, because the schema
 //!   registry is unavailable, is kept, and reading pauses in the meantime.
-//!
-//! Deliberately absent: any memory of performed steps. The service ensures one effect per step, by
-//! the idempotency key.
 
 mod attempt;
 mod direct;
-mod epochs;
 mod intake;
-mod offsets;
 mod outbox;
 mod poller;
-mod queue;
+mod state;
+mod worker;
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +34,7 @@ use crate::handler::Handler;
 use crate::metrics;
 use poller::{Poller, Signal};
 
-pub(crate) use attempt::{call_of, perform};
+pub(crate) use attempt::attempt;
 pub use direct::{DirectAgents, DirectConfig};
 pub(crate) use waybill_clock::wall_clock;
 

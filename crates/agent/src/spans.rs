@@ -3,10 +3,8 @@
 use bytes::Bytes;
 use hyper::Request;
 use hyper::header::{HeaderName, HeaderValue};
-use waybill_engine::Outcome;
+use waybill_engine::{Outcome, StepRequest};
 use waybill_telemetry::trace::{self, OpenSpan, SpanKind, names};
-
-use crate::handler::StepCall;
 
 /// The header that carries the trace context to services.
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -15,8 +13,7 @@ const SCOPE: &str = "waybill.agent";
 
 /// Begins the span of an attempt, and makes it the parent of the attempt's spans. The request
 /// arrived through `topic`, or from the scheduler directly.
-pub(crate) fn of_attempt(call: &mut StepCall, topic: Option<&str>) -> Option<OpenSpan> {
-    let request = &mut call.request;
+pub(crate) fn of_attempt(request: &mut StepRequest, topic: Option<&str>) -> Option<OpenSpan> {
     let parent = request.traceparent.as_deref()?;
     let kind = match topic {
         Some(_) => SpanKind::Consumer,

@@ -33,7 +33,7 @@ use waybill_engine::{
 };
 
 use crate::handler::Handler;
-use crate::run::{call_of, perform, wall_clock};
+use crate::run::{self, wall_clock};
 
 /// Builds a [`StepRequest`] with a value for every field.
 #[derive(Clone, Debug)]
@@ -155,5 +155,5 @@ impl StepRequestBuilder {
 /// Runs one attempt as the run loop does: until complete-by, with panics caught. `None` means no
 /// answer: complete-by passed first.
 pub async fn attempt(handler: &dyn Handler, request: StepRequest) -> Option<Outcome> {
-    perform(handler, &mut call_of(request, None), None).await
+    run::attempt(handler, request).await
 }

@@ -29,8 +29,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use waybill_engine::Consumed;
 use waybill_kafka::{
-    Consumed, GroupConsumer, GroupOptions, KafkaSettings, Producer, ProducerOptions, Settlement,
+    GroupConsumer, GroupOptions, KafkaSettings, Producer, ProducerOptions, Settlement,
 };
 use waybill_messages::{DEAD_LETTER_BYTES_MAX, Topics};
 

@@ -14,6 +14,7 @@ mod advance;
 mod contact;
 mod definition;
 mod gate;
+mod group_progress;
 mod id;
 mod operation;
 mod ownership;
@@ -37,6 +38,7 @@ pub use definition::{
     CancelPolicy, CompensationDefinition, Condition, OnFailure, RetryPolicy, StepDefinition,
     StepKind, WorkflowDefinition,
 };
+pub use group_progress::{Begun, Consumed, GroupProgress};
 pub use id::{
     Attempt, BatchNumber, Epoch, LayoutShard, Offset, OperationId, OwnerId, PartitionId, ShardId,
 };

@@ -59,6 +59,18 @@ impl<'a> RecordRef<'a> {
         Offset(self.message.offset())
     }
 
+    /// Logs that the record begins another log than the one that was read up to `read_to`.
+    pub fn report_new_log(&self, read_to: Offset) {
+        tracing::warn!(
+            topic = self.topic(),
+            partition = %self.partition(),
+            offset = %self.offset(),
+            %read_to,
+            "topic was recreated or lost its end; reading it from the beginning and dropping \
+             unstarted records of the old log"
+        );
+    }
+
     /// Its timestamp in milliseconds since the Unix epoch, if it has one.
     #[must_use]
     pub fn timestamp_ms(&self) -> Option<i64> {

@@ -14,7 +14,6 @@ use waybill_engine::{Attempt, OperationId, Timestamp};
 use waybill_telemetry::chain;
 
 use super::*;
-use crate::run::call_of;
 use crate::testing::{StepRequestBuilder, attempt};
 
 mod breaker;

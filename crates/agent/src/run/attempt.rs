@@ -6,34 +6,53 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
-use waybill_clock::wall_clock;
-use waybill_engine::{Action, Outcome, StepRequest, Timestamp};
+use waybill_agent_core::Work;
+use waybill_clock::clocks;
+use waybill_engine::{Action, Now, Outcome, StepRequest};
 
-use super::queue::RETRY_AFTER_MIN;
-use crate::handler::{Handler, StepCall, not_attempted, unknown};
+use crate::handler::{Handler, StepCall, unknown};
 use crate::spans;
 
-/// A request with its times on the monotonic clock. `sent` defaults to now.
-pub(crate) fn call_of(request: StepRequest, sent: Option<Timestamp>) -> StepCall {
-    let (now, wall_now) = (Instant::now(), wall_clock());
-    let deadline = now + request.complete_by.since(wall_now);
-    let age = sent.map_or(Duration::ZERO, |sent| wall_now.since(sent));
-    StepCall {
-        request,
-        sent: now.checked_sub(age).unwrap_or(now),
-        deadline,
-    }
+/// An attempt that has ended.
+pub(super) struct Performed<S> {
+    pub(super) request: StepRequest,
+    pub(super) source: S,
+    /// `None` means no answer.
+    pub(super) outcome: Option<Outcome>,
+    pub(super) took: Duration,
+    /// The time of its end.
+    pub(super) ended: Now,
 }
 
-/// Runs one attempt in its own span, until its deadline and with panics caught. `None` means no
-/// answer. The request arrived through `topic`, or from the scheduler directly.
-pub(crate) async fn perform(
+/// Makes one attempt immediately, unless it is late. `None` means no answer.
+pub(crate) async fn attempt(handler: &dyn Handler, request: StepRequest) -> Option<Outcome> {
+    let now = clocks();
+    let work = Work::new(request, (), 0, None, now);
+    if work.deadline.is_over(now) {
+        return None;
+    }
+    perform(handler, work, None, now).await.outcome
+}
+
+/// Starts an attempt at `now`, and runs it in its own span, until its deadline and with panics
+/// caught. The request arrived through `topic`, or from the scheduler directly.
+pub(super) async fn perform<S>(
     handler: &dyn Handler,
-    call: &mut StepCall,
+    work: Work<S>,
     topic: Option<&str>,
-) -> Option<Outcome> {
-    let span = spans::of_attempt(call, topic);
-    let outcome = perform_untraced(handler, call).await;
+    now: Now,
+) -> Performed<S> {
+    let start = Instant::now();
+    let mut call = StepCall {
+        sent: start.checked_sub(work.age(now)).unwrap_or(start),
+        deadline: start + work.deadline.left(now.boot),
+        request: work.request,
+    };
+    let span = spans::of_attempt(&mut call.request, topic);
+    let outcome = perform_untraced(handler, &call).await;
+    // The runtime's timers stop while the machine is suspended.
+    let ended = clocks();
+    let outcome = outcome.filter(|_| !work.deadline.is_over(ended));
     if let Some(span) = span {
         spans::attempted(span, outcome.as_ref());
     }
@@ -42,13 +61,16 @@ pub(crate) async fn perform(
         let StepRequest { agent, step, .. } = &call.request;
         tracing::warn!(%agent, %step, error = error.code, "attempts fail");
     }
-    outcome
+    Performed {
+        request: call.request,
+        source: work.source,
+        outcome,
+        took: start.elapsed(),
+        ended,
+    }
 }
 
 async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outcome> {
-    if is_over(call) {
-        return None;
-    }
     // The handler's code before its first await must run inside, too.
     let attempt = async {
         match call.request.action {
@@ -59,21 +81,17 @@ async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outc
     };
     let attempt = AssertUnwindSafe(attempt).catch_unwind();
     match timeout_at(call.deadline, attempt).await {
-        Ok(Ok(outcome)) => Some(outcome).filter(|_| !is_over(call)),
+        Ok(Ok(outcome)) => Some(outcome),
         Ok(Err(panic)) => Some(unknown("agent-panicked", panic_message(&*panic))),
         Err(_) => None,
     }
 }
 
-/// Whether complete-by has passed. (The runtime's timers stop while the machine is suspended.)
-fn is_over(call: &StepCall) -> bool {
-    Instant::now() >= call.deadline || wall_clock() >= call.request.complete_by
-}
-
-/// The answer for requests that are handed back because the process stops.
-pub(super) fn stopping() -> Outcome {
-    let message = "the agent's process is stopping";
-    not_attempted("agent-stopping", message, RETRY_AFTER_MIN)
+/// Traces an attempt that is not started, because it is late.
+pub(super) fn trace_late(request: &mut StepRequest, topic: Option<&str>) {
+    if let Some(span) = spans::of_attempt(request, topic) {
+        spans::attempted(span, None);
+    }
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -1,11 +1,12 @@
 //! Agents that a scheduler in the same process calls directly: neither request nor reply is a
 //! record.
 //!
-//! The guarantees of the run loop over topics hold here too: no agent blocks another, requests
-//! without room are answered `not attempted` immediately, there are no answers past complete-by, a
-//! superseded owner is refused, and a panic ends one attempt. Only owners in this process
-//! send requests to these agents. Requests in flight are lost with the process, like everything in the scheduler's
-//! memory: the next owner of the operations requests the same attempts again.
+//! [`Queues`] decides here, too, so the guarantees of the run loop over topics hold: no agent blocks
+//! another, requests without room are answered `not attempted` immediately, there are no answers past
+//! complete-by, a superseded owner is refused, and a panic ends one attempt. Only owners in this
+//! process send requests to these agents. Requests in flight are lost with the process, like
+//! everything in the scheduler's memory: the next owner of the operations requests the same attempts
+//! again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,16 +14,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use waybill_clock::boot_clock;
-use waybill_engine::{BootTime, Outcome, StepReply, StepRequest};
+use waybill_agent_core::{Admission, Next, QueueLimits, Queues, Refusal, Refused, Work};
+use waybill_clock::clocks;
+use waybill_engine::{Now, Outcome, StepReply, StepRequest};
 
-use super::attempt::{call_of, perform, stopping};
-use super::epochs::{Epochs, superseded};
-use super::queue::{Next, NoRoom, Queue, Work};
+use super::attempt::{perform, trace_late};
 use super::{StartError, check_names};
-use crate::handler::{Handler, StepCall};
+use crate::handler::Handler;
 use crate::metrics::{self, AgentMetrics};
 
 /// Approximate memory that a request takes excluding its input.
@@ -49,16 +50,17 @@ pub struct DirectAgents<T> {
 }
 
 struct Shared<T> {
-    agents: Vec<Agent<T>>,
-    epochs: Epochs,
+    agents: Vec<Agent>,
+    queues: Mutex<Queues<T>>,
     answers: Mutex<Vec<(T, StepReply)>>,
     /// Notifies the caller that there are answers, once until they are taken.
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
-struct Agent<T> {
+struct Agent {
     handler: Arc<dyn Handler>,
-    queue: Queue<T>,
+    /// Wakes one of its workers.
+    wake: Notify,
     metrics: AgentMetrics,
 }
 
@@ -82,32 +84,36 @@ impl<T: Send + 'static> DirectAgents<T> {
         metrics::describe();
         let names = agents.iter().map(|(name, _)| name.clone());
         let by_name = names.zip(0..).collect();
-        let agents: Vec<Agent<T>> = agents
+        let queues = Queues::new(agents.iter().map(|(_, handler)| QueueLimits {
+            workers: handler.concurrency_max(),
+            in_flight_max: config.in_flight_max,
+            in_flight_bytes_max: config.in_flight_bytes_max,
+        }));
+        let workers: Vec<usize> = (0..agents.len())
+            .flat_map(|agent| std::iter::repeat_n(agent, queues.workers(agent)))
+            .collect();
+        let agents: Vec<Agent> = agents
             .into_iter()
             .map(|(name, handler)| Agent {
-                queue: Queue::new(
-                    handler.concurrency_max(),
-                    config.in_flight_max,
-                    config.in_flight_bytes_max,
-                ),
+                wake: Notify::new(),
                 metrics: AgentMetrics::new(&name),
                 handler,
             })
             .collect();
         let shared = Arc::new(Shared {
             agents,
-            epochs: Epochs::default(),
+            queues: Mutex::new(queues),
             answers: Mutex::default(),
             notify: Box::new(notify),
         });
         let runtime = Handle::current();
-        let mut workers = Vec::new();
-        for (index, agent) in shared.agents.iter().enumerate() {
-            for _ in 0..agent.queue.workers() {
-                let worker = work(Arc::clone(&shared), index);
-                workers.push(runtime.spawn(worker).abort_handle());
-            }
-        }
+        let workers = workers
+            .into_iter()
+            .map(|agent| {
+                let worker = work(Arc::clone(&shared), agent);
+                runtime.spawn(worker).abort_handle()
+            })
+            .collect();
         Ok(Self {
             shared,
             by_name,
@@ -125,35 +131,24 @@ impl<T: Send + 'static> DirectAgents<T> {
     pub fn ask(&self, requests: impl IntoIterator<Item = (T, StepRequest)>) {
         let shared = &self.shared;
         let mut touched = vec![false; shared.agents.len()];
-        let (now, boot_time) = (Instant::now(), boot_clock());
+        let now = clocks();
         for (from, request) in requests {
             let Some(&index) = self.by_name.get(&*request.agent) else {
                 continue;
             };
             let agent = &shared.agents[index];
             let bytes = REQUEST_BYTES + request.input.len();
-            let call = call_of(request, None);
-            if call.deadline <= now {
-                agent.metrics.late.increment(1);
-                continue;
-            }
-            let work = Work {
-                call,
-                source: from,
-                bytes,
-                received: now,
-            };
-            let Some(work) = shared.unless_superseded(agent, work, boot_time) else {
-                continue;
-            };
-            match agent.queue.push(work) {
-                Ok(()) => touched[index] = true,
-                Err(no_room) => shared.refuse(agent, *no_room),
+            let work = Work::new(request, from, bytes, None, now);
+            let admission = shared.queues().admit(index, work, now);
+            match admission {
+                Admission::Queued => touched[index] = true,
+                Admission::Late => agent.metrics.late.increment(1),
+                Admission::Refused(refused) => shared.refuse(agent, *refused),
             }
         }
         for (agent, touched) in shared.agents.iter().zip(touched) {
             if touched {
-                agent.queue.wake();
+                agent.wake.notify_one();
             }
         }
     }
@@ -167,32 +162,31 @@ impl<T: Send + 'static> DirectAgents<T> {
     /// Removes queued requests whose `T` matches `is_gone`: no caller awaits their answers. Running
     /// attempts continue.
     pub fn forget(&self, is_gone: impl Fn(&T) -> bool) {
-        for agent in &self.shared.agents {
-            agent.queue.forget(&is_gone);
-        }
+        self.shared.queues().forget(is_gone);
     }
 
     /// Accepts nothing more, hands queued requests back (`not attempted`), and waits up to
     /// `patience` until running attempts have ended. Blocks; not for a thread of the runtime.
     pub fn drain(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
-        for agent in &self.shared.agents {
-            for work in agent.queue.close() {
-                agent.queue.finished(work.bytes, None);
-                let outcome = stopping();
-                self.shared.answer(agent, &work.call, outcome, work.source);
-            }
+        let shared = &self.shared;
+        let handed_back = shared.queues().close();
+        for agent in &shared.agents {
+            agent.wake.notify_one();
         }
-        let runs = |agent: &Agent<T>| agent.queue.depth().1 > 0;
-        while self.shared.agents.iter().any(runs) && Instant::now() < deadline {
+        for (index, refused) in handed_back {
+            shared.refuse(&shared.agents[index], refused);
+        }
+        while shared.queues().is_running() && Instant::now() < deadline {
             std::thread::sleep(LOOK_AGAIN);
         }
     }
 
     /// Updates the metrics of queued and running attempts.
     pub fn show_depths(&self) {
-        for agent in &self.shared.agents {
-            agent.metrics.show_depth(agent.queue.depth());
+        for (index, agent) in self.shared.agents.iter().enumerate() {
+            let depth = self.shared.queues().depth(index);
+            agent.metrics.show_depth(depth);
         }
     }
 }
@@ -212,59 +206,75 @@ impl<T> fmt::Debug for DirectAgents<T> {
     }
 }
 
-/// Runs one worker of an agent.
-async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
-    let agent = &shared.agents[agent];
-    while let Some(Next { work, has_time }) = agent.queue.next().await {
+/// Runs one worker of an agent until its queue is closed.
+async fn work<T: Send>(shared: Arc<Shared<T>>, index: usize) {
+    let agent = &shared.agents[index];
+    loop {
         // A handler that is always ready must not monopolize its thread.
         tokio::task::consume_budget().await;
-        let bytes = work.bytes;
-        let Some(work) = shared.unless_superseded(agent, work, boot_clock()) else {
-            agent.queue.finished(bytes, None);
-            continue;
+        let now = clocks();
+        let (next, wakes_another) = {
+            let mut queues = shared.queues();
+            (queues.next(index, now), queues.wakes_another(index))
         };
-        if !has_time {
-            shared.refuse(agent, NoRoom::too_late(work));
-            agent.queue.finished(bytes, None);
-            continue;
+        if wakes_another {
+            agent.wake.notify_one();
         }
-        let Work {
-            mut call, source, ..
-        } = work;
-        let start = Instant::now();
-        let outcome = perform(&*agent.handler, &mut call, None).await;
-        let took = start.elapsed();
-        agent.metrics.duration.record(took);
-        match outcome {
-            Some(outcome) => shared.answer(agent, &call, outcome, source),
-            None => agent.metrics.late.increment(1),
-        }
+        let (bytes, took) = match next {
+            Next::Start(work) => {
+                let bytes = work.bytes;
+                (bytes, Some(shared.attempt(agent, work, now).await))
+            }
+            Next::Late(mut work) => {
+                trace_late(&mut work.request, None);
+                agent.metrics.duration.record(Duration::ZERO);
+                agent.metrics.late.increment(1);
+                (work.bytes, Some(Duration::ZERO))
+            }
+            Next::Refused(refused) => {
+                let bytes = refused.work.bytes;
+                shared.refuse(agent, refused);
+                (bytes, None)
+            }
+            Next::Empty => {
+                agent.wake.notified().await;
+                continue;
+            }
+            Next::Closed => return,
+        };
         // After the answer is stored: a caller that waits for the last attempt must find its
         // answer.
-        agent.queue.finished(bytes, Some(took));
+        shared.queues().finished(index, bytes, took);
     }
 }
 
 impl<T> Shared<T> {
-    /// Refuses an attempt of a superseded owner; returns any other.
-    fn unless_superseded(&self, agent: &Agent<T>, work: Work<T>, now: BootTime) -> Option<Work<T>> {
-        if !self.epochs.is_superseded(&work.call.request, now) {
-            return Some(work);
+    /// Makes an attempt, and returns how long it took.
+    async fn attempt(&self, agent: &Agent, work: Work<T>, now: Now) -> Duration {
+        let performed = perform(&*agent.handler, work, None, now).await;
+        agent.metrics.duration.record(performed.took);
+        match performed.outcome {
+            Some(outcome) => self.answer(agent, &performed.request, outcome, performed.source),
+            None => agent.metrics.late.increment(1),
         }
-        agent.metrics.superseded.increment(1);
-        self.answer(agent, &work.call, superseded(), work.source);
-        None
+        performed.took
     }
 
-    fn refuse(&self, agent: &Agent<T>, no_room: NoRoom<T>) {
-        let outcome = no_room.outcome();
-        let Work { call, source, .. } = no_room.work;
-        self.answer(agent, &call, outcome, source);
+    /// Answers a request without an attempt.
+    fn refuse(&self, agent: &Agent, refused: Refused<T>) {
+        if refused.refusal == Refusal::Superseded {
+            agent.metrics.superseded.increment(1);
+        }
+        let outcome = refused.outcome();
+        let Work {
+            request, source, ..
+        } = refused.work;
+        self.answer(agent, &request, outcome, source);
     }
 
-    fn answer(&self, agent: &Agent<T>, call: &StepCall, outcome: Outcome, from: T) {
+    fn answer(&self, agent: &Agent, request: &StepRequest, outcome: Outcome, from: T) {
         agent.metrics.count(&outcome);
-        let reply = StepReply::to(&call.request, outcome);
+        let reply = StepReply::to(request, outcome);
         let mut answers = self.answers();
         let is_first = answers.is_empty();
         answers.push((from, reply));
@@ -272,6 +282,10 @@ impl<T> Shared<T> {
         if is_first {
             (self.notify)();
         }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues<T>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answers(&self) -> MutexGuard<'_, Vec<(T, StepReply)>> {

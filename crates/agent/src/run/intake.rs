@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use waybill_engine::{Offset, StepRequest, Timestamp};
+use waybill_agent_core::{Admission, Purpose, Sent, Source, Work};
+use waybill_clock::clocks;
+use waybill_engine::{Begun, Offset, StepRequest, Timestamp};
 use waybill_kafka::{DamagedLog, GroupHandler, RawRecord, RecordRef, TopicPartition};
 use waybill_messages::headers::{Stage, TRACEPARENT};
 use waybill_messages::{Contents, DeadLetter, DecodeError, Topics, undecodable};
 
-use super::attempt::call_of;
-use super::offsets::Source;
 use super::outbox::Outgoing;
-use super::poller::Shared;
-use super::queue::Work;
+use super::worker::Shared;
 
 /// Takes records on the polling thread.
 pub(super) struct Intake {
@@ -24,7 +23,6 @@ pub(super) struct Intake {
 
 /// A request that cannot be decoded yet.
 struct Waiting {
-    agent: usize,
     source: Source,
     bytes: usize,
     record: RawRecord,
@@ -42,10 +40,10 @@ impl Intake {
     /// The number of requests that cannot be decoded yet, without those of revoked partitions. The
     /// consumer must not be polled while there are any.
     pub(super) fn waiting(&self) -> usize {
-        let offsets = &self.shared.offsets;
+        let agents = self.shared.state.lock();
         let waiting = self.waiting.iter();
         waiting
-            .filter(|waiting| offsets.holds(waiting.source))
+            .filter(|waiting| agents.holds(waiting.source))
             .count()
     }
 
@@ -53,7 +51,7 @@ impl Intake {
     pub(super) fn wake(&mut self) {
         for (agent, touched) in self.shared.agents.iter().zip(&mut self.touched) {
             if std::mem::take(touched) {
-                agent.queue.wake();
+                agent.wake.notify_one();
             }
         }
     }
@@ -65,33 +63,14 @@ impl Intake {
             .position(|agent| agent.topic == topic)
     }
 
-    fn take(
-        &mut self,
-        index: usize,
-        request: StepRequest,
-        timestamp_ms: Option<i64>,
-        source: Source,
-        bytes: usize,
-    ) {
-        let shared = &self.shared;
-        let agent = &shared.agents[index];
-        let call = call_of(request, timestamp_ms.map(Timestamp::from_millis));
-        let now = tokio::time::Instant::now();
-        if call.deadline <= now {
-            return shared.give_up(agent, source);
-        }
-        if shared.refuse_if_superseded(agent, &call, source) {
-            return;
-        }
-        let work = Work {
-            call,
-            source,
-            bytes,
-            received: now,
-        };
-        match agent.queue.push(work) {
-            Ok(()) => self.touched[index] = true,
-            Err(no_room) => shared.refuse(agent, &no_room),
+    /// Handles what became of a request that was read.
+    fn admitted(&mut self, source: Source, admission: Admission<Source>) {
+        let index = source.topic;
+        let agent = &self.shared.agents[index];
+        match admission {
+            Admission::Queued => self.touched[index] = true,
+            Admission::Late => agent.metrics.late.increment(1),
+            Admission::Refused(refused) => self.shared.refuse(agent, &refused),
         }
     }
 
@@ -99,7 +78,8 @@ impl Intake {
     /// by now.
     pub(super) fn read_waiting(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
-            if self.shared.offsets.holds(waiting.source) {
+            let is_held = self.shared.state.lock().holds(waiting.source);
+            if is_held {
                 self.read(waiting);
             }
         }
@@ -117,17 +97,21 @@ impl Intake {
                     .find(|(name, _)| name == TRACEPARENT)
                     .and_then(|(_, value)| std::str::from_utf8(value.as_deref()?).ok())
                     .map(Arc::from);
-                let sent = waiting.record.timestamp_ms;
-                self.take(waiting.agent, request, sent, waiting.source, waiting.bytes);
+                let sent = waiting.record.timestamp_ms.map(Timestamp::from_millis);
+                let now = clocks();
+                let work = Work::new(request, waiting.source, waiting.bytes, sent, now);
+                let state = &self.shared.state;
+                let admission = state.finish(|agents| agents.read(work, now));
+                self.admitted(waiting.source, admission);
             }
             Err(error) if error.waits_for().is_some() => self.waiting.push(waiting),
-            Err(error) => self.bury(waiting.agent, waiting.record, waiting.source, &error),
+            Err(error) => self.bury(waiting.record, waiting.source, &error),
         }
     }
 
     /// Sends a record that cannot be decoded to its dead-letter topic, unchanged.
-    fn bury(&self, index: usize, raw: RawRecord, source: Source, error: &DecodeError) {
-        self.shared.agents[index].metrics.poison.increment(1);
+    fn bury(&self, raw: RawRecord, source: Source, error: &DecodeError) {
+        self.shared.agents[source.topic].metrics.poison.increment(1);
         tracing::warn!(
             topic = raw.topic,
             partition = raw.partition.0,
@@ -162,8 +146,10 @@ impl Intake {
             key: kept.key,
             value: kept.value,
             headers: kept.headers,
-            until: None,
-            source,
+            sent: Sent {
+                source,
+                purpose: Purpose::DeadLetter,
+            },
         });
     }
 }
@@ -173,35 +159,50 @@ impl GroupHandler for Intake {
         let Some(index) = self.agent_of(record.topic()) else {
             return;
         };
-        let offsets = &self.shared.offsets;
-        let source = offsets.begin(index, record.partition(), record.offset(), record.topic());
-        let Some(source) = source else {
-            return;
-        };
+        let (partition, offset) = (record.partition(), record.offset());
         let value = record.value().unwrap_or_default();
+        let state = &self.shared.state;
         match self.shared.framing.decode::<StepRequest>(value) {
             Ok(mut request) => {
                 request.traceparent = record
                     .header(TRACEPARENT)
                     .and_then(|value| std::str::from_utf8(value).ok())
                     .map(Arc::from);
-                let sent = record.timestamp_ms();
-                self.take(index, request, sent, source, record.bytes());
+                let sent = record.timestamp_ms().map(Timestamp::from_millis);
+                let (now, bytes) = (clocks(), record.bytes());
+                let read = state.finish(|agents| {
+                    let begun = agents.begin(index, partition, offset)?;
+                    let work = Work::new(request, begun.record, bytes, sent, now);
+                    Some((begun, agents.read(work, now)))
+                });
+                if let Some((begun, admission)) = read {
+                    report(&record, begun);
+                    self.admitted(begun.record, admission);
+                }
             }
-            Err(error) if error.waits_for().is_some() => self.waiting.push(Waiting {
-                agent: index,
-                source,
-                bytes: record.bytes(),
-                record: record.to_raw(),
-            }),
-            Err(error) => self.bury(index, record.to_raw(), source, &error),
+            Err(error) => {
+                let begun = state.lock().begin(index, partition, offset);
+                let Some(begun) = begun else {
+                    return;
+                };
+                report(&record, begun);
+                let (source, record, bytes) = (begun.record, record.to_raw(), record.bytes());
+                match error.waits_for() {
+                    Some(_) => self.waiting.push(Waiting {
+                        source,
+                        bytes,
+                        record,
+                    }),
+                    None => self.bury(record, source, &error),
+                }
+            }
         }
     }
 
     fn assigned(&mut self, partitions: &[TopicPartition]) {
         for at in partitions {
             if let Some(agent) = self.agent_of(&at.topic) {
-                self.shared.offsets.assign(agent, at.partition);
+                self.shared.state.lock().assign(agent, at.partition);
             }
         }
     }
@@ -218,7 +219,8 @@ impl GroupHandler for Intake {
             .iter()
             .filter_map(|at| {
                 let agent = self.agent_of(&at.topic)?;
-                let offset = self.shared.offsets.revoke(agent, at.partition)?;
+                let state = &self.shared.state;
+                let offset = state.finish(|agents| agents.revoke(agent, at.partition))?;
                 Some((at.clone(), offset))
             })
             .collect()
@@ -232,14 +234,25 @@ impl GroupHandler for Intake {
         let Some(index) = self.agent_of(&log.topic) else {
             return false;
         };
-        let offsets = &self.shared.offsets;
-        if let Some(source) = offsets.begin_unread(index, log.partition, log.offset) {
+        let source = {
+            let mut agents = self.shared.state.lock();
+            let source = agents.begin_undecodable(index, log.partition, log.offset);
+            agents.pass(index, log.partition, next);
+            source
+        };
+        if let Some(source) = source {
             self.shared.agents[index].metrics.poison.increment(1);
             let range = (log.offset, next);
             let contents = undecodable(&log.topic, log.partition, range, &log.cause);
             self.put_aside(&log.topic, contents, source, &log.cause);
         }
-        offsets.pass(index, log.partition, next);
         true
+    }
+}
+
+/// Logs if a record begins another log than the one that was read before.
+fn report(record: &RecordRef<'_>, begun: Begun<usize>) {
+    if let Some(read_to) = begun.old_log_read_to {
+        record.report_new_log(read_to);
     }
 }

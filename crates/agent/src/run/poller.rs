@@ -1,25 +1,22 @@
-//! The polling thread, and the workers that it feeds.
+//! The polling thread, which feeds the workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use waybill_clock::boot_clock;
-use waybill_engine::{Offset, Outcome, PartitionId, StepReply};
+use waybill_agent_core::QueueLimits;
+use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{GroupConsumer, GroupOptions, PollLimits};
-use waybill_messages::Framing;
 
-use super::attempt::{perform, stopping};
-use super::epochs::{Epochs, superseded};
 use super::intake::Intake;
-use super::offsets::{Offsets, Source};
-use super::outbox::{Outbox, Outgoing};
-use super::queue::{Next, NoRoom, Queue, Work};
+use super::outbox::Outbox;
+use super::state::State;
+use super::worker::{Agent, Shared, work};
 use super::{AgentsError, AgentsSettings, StartError};
-use crate::handler::{Handler, StepCall, unknown};
+use crate::handler::Handler;
 use crate::metrics::AgentMetrics;
 
 /// The limits of one poll, so that commits and metrics are not delayed.
@@ -61,34 +58,6 @@ impl Signal {
     }
 }
 
-/// State that workers and the polling thread share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) agents: Vec<Agent>,
-    pub(super) offsets: Arc<Offsets>,
-    epochs: Epochs,
-    pub(super) outbox: Outbox,
-    replies_topic: Arc<str>,
-    pub(super) framing: Framing,
-    pub(super) client_id: String,
-}
-
-/// One agent of the process.
-pub(super) struct Agent {
-    pub(super) topic: String,
-    handler: Arc<dyn Handler>,
-    pub(super) queue: Queue<Source>,
-    pub(super) metrics: AgentMetrics,
-}
-
-impl std::fmt::Debug for Agent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agent")
-            .field("topic", &self.topic)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Reads the requests, and passes them to the workers.
 #[derive(Debug)]
 pub(super) struct Poller {
@@ -110,23 +79,24 @@ impl Poller {
         ready_sender: watch::Sender<bool>,
         runtime: &Handle,
     ) -> Result<Self, StartError> {
-        let offsets = Arc::new(Offsets::default());
         let client_id = config.instance_id.as_deref().unwrap_or("waybill-agents");
         let mut options = GroupOptions::new(&config.group, client_id);
         options.instance_id.clone_from(&config.instance_id);
         options.session_timeout = config.session_timeout;
         let mut consumer = GroupConsumer::new(&config.kafka, &options)?;
-        let outbox = Outbox::new(&config.kafka, client_id, Arc::clone(&offsets))?;
+        let limits = agents.iter().map(|(_, handler)| QueueLimits {
+            workers: handler.concurrency_max(),
+            in_flight_max: config.in_flight_max,
+            in_flight_bytes_max: config.in_flight_bytes_max,
+        });
+        let state = Arc::new(State::new(limits));
+        let outbox = Outbox::new(&config.kafka, client_id, Arc::clone(&state))?;
 
         let agents: Vec<Agent> = agents
             .into_iter()
             .map(|(name, handler)| Agent {
                 topic: config.topics.step_requests(&name),
-                queue: Queue::new(
-                    handler.concurrency_max(),
-                    config.in_flight_max,
-                    config.in_flight_bytes_max,
-                ),
+                wake: Notify::new(),
                 metrics: AgentMetrics::new(&name),
                 handler,
             })
@@ -136,8 +106,7 @@ impl Poller {
 
         let shared = Arc::new(Shared {
             agents,
-            offsets,
-            epochs: Epochs::default(),
+            state,
             outbox,
             replies_topic: config.topics.step_replies().into(),
             framing: config.topics.framing().clone(),
@@ -145,7 +114,7 @@ impl Poller {
         });
         let workers = (0..shared.agents.len())
             .flat_map(|agent| {
-                let workers = shared.agents[agent].queue.workers();
+                let workers = shared.state.lock().workers(agent);
                 std::iter::repeat_n(agent, workers)
             })
             .map(|agent| {
@@ -222,25 +191,26 @@ impl Poller {
     fn drain(self, intake: &mut Intake) {
         let deadline = Instant::now() + self.drain_timeout;
         let shared = &self.shared;
+        let handed_back = shared.state.lock().drain();
         for agent in &shared.agents {
-            for work in agent.queue.close() {
-                agent.queue.finished(work.bytes, None);
-                shared.answer(agent, &work.call, stopping(), work.source);
-            }
+            agent.wake.notify_one();
+        }
+        for refused in handed_back {
+            shared.refuse(&shared.agents[refused.work.source.topic], &refused);
         }
         // The next owner may know their schema.
         let unread = intake.waiting();
-        while shared.offsets.open() > unread
+        while shared.state.lock().open() > unread
             && Instant::now() < deadline
             && self.signal.get() != Signal::ABANDON
         {
             shared.outbox.send_kept();
             shared
-                .offsets
+                .state
                 .wait_idle(deadline.min(Instant::now() + POLL_WAIT));
         }
         self.stop_workers();
-        let open = shared.offsets.open().saturating_sub(unread);
+        let open = shared.state.lock().open().saturating_sub(unread);
         if open > 0 {
             tracing::warn!(
                 open,
@@ -258,7 +228,7 @@ impl Poller {
     }
 
     fn commit(&self) {
-        let commits = self.shared.offsets.take_commits();
+        let commits = self.shared.state.lock().commits();
         let commits: Vec<(&str, PartitionId, Offset)> = commits
             .iter()
             .map(|(agent, partition, offset)| {
@@ -274,102 +244,6 @@ impl Poller {
                 error = &error as &dyn std::error::Error,
                 "could not commit the agents' offsets; the next commit includes them"
             );
-        }
-    }
-}
-
-/// Runs one worker of an agent until its queue is closed.
-async fn work(shared: Arc<Shared>, agent: usize) {
-    let agent = &shared.agents[agent];
-    while let Some(Next { work, has_time }) = agent.queue.next().await {
-        // A handler that is always ready must not monopolize its thread.
-        tokio::task::consume_budget().await;
-        let (source, bytes) = (work.source, work.bytes);
-        // Another group member may own the partition by now.
-        let is_held = shared.offsets.holds(source);
-        if !is_held || shared.refuse_if_superseded(agent, &work.call, source) {
-            agent.queue.finished(bytes, None);
-            continue;
-        }
-        if !has_time {
-            shared.refuse(agent, &NoRoom::too_late(work));
-            agent.queue.finished(bytes, None);
-            continue;
-        }
-        let mut call = work.call;
-        let start = Instant::now();
-        let outcome = perform(&*agent.handler, &mut call, Some(&agent.topic)).await;
-        let took = start.elapsed();
-        agent.metrics.duration.record(took);
-        agent.queue.finished(bytes, Some(took));
-        match outcome {
-            Some(outcome) => shared.answer(agent, &call, outcome, source),
-            None => shared.give_up(agent, source),
-        }
-    }
-}
-
-impl Shared {
-    /// Answers that the agent has no capacity or time for an attempt.
-    pub(super) fn refuse(&self, agent: &Agent, no_room: &NoRoom<Source>) {
-        let Work { call, source, .. } = &no_room.work;
-        self.answer(agent, call, no_room.outcome(), *source);
-    }
-
-    /// Answers an attempt; its record is done once the answer is acknowledged.
-    pub(super) fn answer(&self, agent: &Agent, call: &StepCall, outcome: Outcome, source: Source) {
-        agent.metrics.count(&outcome);
-        let request = &call.request;
-        let mut reply = StepReply::to(request, outcome);
-        let mut value = Vec::with_capacity(192);
-        if let Err(error) = self.framing.encode(&reply, &mut value) {
-            // The outputs are too large for a record. The step may have been performed
-            // nevertheless.
-            reply.outcome = unknown("reply-too-large", error.to_string());
-            if let Err(error) = self.framing.encode(&reply, &mut value) {
-                tracing::error!(
-                    operation = %request.operation,
-                    error = &error as &dyn std::error::Error,
-                    "could not encode the answer to an attempt; the attempt will time out"
-                );
-                return self.offsets.done(source);
-            }
-        }
-        self.outbox.send(Outgoing {
-            topic: Arc::clone(&self.replies_topic),
-            partition: request.reply_partition,
-            key: Some(request.operation.key().to_vec()),
-            value: Some(value),
-            headers: Vec::new(),
-            until: Some(request.complete_by),
-            source,
-        });
-    }
-
-    /// Refuses an attempt of a superseded owner. Returns whether it was one.
-    pub(super) fn refuse_if_superseded(
-        &self,
-        agent: &Agent,
-        call: &StepCall,
-        source: Source,
-    ) -> bool {
-        let is_superseded = self.epochs.is_superseded(&call.request, boot_clock());
-        if is_superseded {
-            agent.metrics.superseded.increment(1);
-            self.answer(agent, call, superseded(), source);
-        }
-        is_superseded
-    }
-
-    /// Ends an attempt without an answer: complete-by has passed.
-    pub(super) fn give_up(&self, agent: &Agent, source: Source) {
-        agent.metrics.late.increment(1);
-        self.offsets.done(source);
-    }
-
-    fn show_depths(&self) {
-        for agent in &self.agents {
-            agent.metrics.show_depth(agent.queue.depth());
         }
     }
 }

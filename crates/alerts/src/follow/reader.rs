@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use waybill_clock::wall_clock;
-use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
+use waybill_engine::{GroupProgress, Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{
-    DamagedLog, GroupConsumer, GroupHandler, GroupProgress, PollLimits, ProduceError, Producer,
-    RawRecord, RecordRef, Settlement, TopicPartition, dead_letter, publish_dead_letters,
+    DamagedLog, GroupConsumer, GroupHandler, PollLimits, ProduceError, Producer, RawRecord,
+    RecordRef, Settlement, TopicPartition, dead_letter, publish_dead_letters,
     undecodable_dead_letter,
 };
 use waybill_messages::{DecodeError, Framing};
@@ -281,13 +281,15 @@ impl<T: Followed> Intake<'_, T> {
 
 impl<T: Followed> GroupHandler for Intake<'_, T> {
     fn record(&mut self, record: RecordRef<'_>) {
-        let begun = self
-            .progress
-            .begin((), record.partition(), record.offset(), self.topic);
-        if let Some(source) = begun {
-            let value = record.value().unwrap_or_default();
-            self.take(source, value, || record.to_raw());
+        let begun = self.progress.begin((), record.partition(), record.offset());
+        let Some(begun) = begun else {
+            return;
+        };
+        if let Some(read_to) = begun.old_log_read_to {
+            record.report_new_log(read_to);
         }
+        let value = record.value().unwrap_or_default();
+        self.take(begun.record, value, || record.to_raw());
     }
 
     fn assigned(&mut self, partitions: &[TopicPartition]) {

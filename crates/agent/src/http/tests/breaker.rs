@@ -154,14 +154,16 @@ async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
     let agent = agent(&service.url, &format!("{LASTING_BREAKER}{PUT}"));
     let release = service.hold();
     for _ in 0..6 {
-        let mut call = call_of(request().build(), None);
         let others = async {
             if answers_others {
                 agent.last_answer.note(Instant::now());
             }
         };
-        call.sent = Instant::now() - waited;
-        call.deadline = Instant::now() + TIME;
+        let call = StepCall {
+            request: request().build(),
+            sent: Instant::now() - waited,
+            deadline: Instant::now() + TIME,
+        };
         // In this order: others are answered during the call.
         let (silent, ()) = tokio::join!(biased; agent.perform(&call), others);
         assert!(!matches!(silent, Outcome::Success { .. }), "{silent:?}");

@@ -5,13 +5,9 @@
 //! steps again, so an older owner's request is refused.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{BootTime, Epoch, LayoutShard, OWNER_SUPERSEDED, Outcome, StepRequest};
-
-use super::queue::RETRY_AFTER_MIN;
-use crate::handler::not_attempted;
+use waybill_engine::{BootTime, Epoch, LayoutShard, StepRequest};
 
 /// How many shards to remember. Beyond that, those of the oldest layout are forgotten.
 const SHARDS_MAX: usize = 10_000;
@@ -22,7 +18,7 @@ const REMEMBERED: Duration = Duration::from_secs(10 * 60);
 
 /// The newest owner of each remembered shard.
 #[derive(Debug, Default)]
-pub(super) struct Epochs(Mutex<BTreeMap<LayoutShard, Newest>>);
+pub(crate) struct Epochs(BTreeMap<LayoutShard, Newest>);
 
 #[derive(Debug)]
 struct Newest {
@@ -33,16 +29,15 @@ struct Newest {
 impl Epochs {
     /// Records the owner that sends a request at `now`. Returns whether a newer owner of the shard
     /// has sent one before.
-    pub(super) fn is_superseded(&self, request: &StepRequest, now: BootTime) -> bool {
+    pub(crate) fn is_superseded(&mut self, request: &StepRequest, now: BootTime) -> bool {
         let Some(shard) = request.shard else {
             return false;
         };
-        let mut shards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_request = Newest {
             epoch: request.epoch,
             asked_at: now,
         };
-        match shards.get_mut(&shard) {
+        match self.0.get_mut(&shard) {
             Some(newest) => {
                 let is_older = request.epoch < newest.epoch;
                 if is_older && now.since(newest.asked_at) < REMEMBERED {
@@ -51,47 +46,34 @@ impl Epochs {
                 *newest = of_request;
             }
             None => {
-                if shards.len() >= SHARDS_MAX {
-                    shards.pop_first();
+                if self.0.len() >= SHARDS_MAX {
+                    self.0.pop_first();
                 }
-                shards.insert(shard, of_request);
+                self.0.insert(shard, of_request);
             }
         }
         false
     }
 }
 
-/// The answer to a superseded owner.
-pub(super) fn superseded() -> Outcome {
-    let message = "a newer owner of the shard has requested steps";
-    not_attempted(OWNER_SUPERSEDED, message, RETRY_AFTER_MIN)
-}
-
 #[cfg(test)]
 mod tests {
-    use waybill_clock::boot_clock;
-
     use super::*;
-    use crate::testing::StepRequestBuilder;
-
-    const SHARD: LayoutShard = LayoutShard {
-        layout: 1,
-        number: 3,
-    };
+    use crate::requests::{self, SHARD, at};
 
     fn request(shard: Option<LayoutShard>, epoch: u64) -> StepRequest {
-        let builder = StepRequestBuilder::new("drone", "drone").epoch(Epoch(epoch));
         StepRequest {
             shard,
-            ..builder.build()
+            ..requests::request(epoch, at(0))
         }
     }
 
     #[test]
     fn an_older_epoch_is_refused() {
-        let (epochs, now) = (Epochs::default(), boot_clock());
+        let mut epochs = Epochs::default();
         let other = LayoutShard { layout: 2, ..SHARD };
-        let is_superseded = |shard, epoch| epochs.is_superseded(&request(shard, epoch), now);
+        let mut is_superseded =
+            |shard, epoch| epochs.is_superseded(&request(shard, epoch), at(0).boot);
         assert!(!is_superseded(Some(SHARD), 4));
         assert!(!is_superseded(Some(SHARD), 5));
         assert!(is_superseded(Some(SHARD), 4));
@@ -102,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_epoch_of_an_idle_shard_is_forgotten() {
-        let (epochs, now) = (Epochs::default(), boot_clock());
+        let (mut epochs, now) = (Epochs::default(), at(0).boot);
         assert!(!epochs.is_superseded(&request(Some(SHARD), 50), now));
         let later = now + REMEMBERED - Duration::from_secs(1);
         assert!(epochs.is_superseded(&request(Some(SHARD), 2), later));
@@ -112,11 +94,11 @@ mod tests {
 
     #[test]
     fn the_number_of_remembered_shards_is_bounded() {
-        let (epochs, now) = (Epochs::default(), boot_clock());
+        let (mut epochs, now) = (Epochs::default(), at(0).boot);
         for number in 0..=u32::try_from(SHARDS_MAX).unwrap() {
             let shard = LayoutShard { number, ..SHARD };
             assert!(!epochs.is_superseded(&request(Some(shard), 1), now));
         }
-        assert_eq!(epochs.0.lock().unwrap().len(), SHARDS_MAX);
+        assert_eq!(epochs.0.len(), SHARDS_MAX);
     }
 }

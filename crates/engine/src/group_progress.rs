@@ -8,18 +8,18 @@
 //! one begins another log: all records of the old one are forgotten, as if the partition had been
 //! revoked and assigned again.
 //!
-//! This relies on [`GroupConsumer`](crate::GroupConsumer): within one log it hands over records in
-//! ascending order. It resumes only paused partitions, and never seeks backwards.
+//! This relies on the consumer: within one log it hands over records in ascending order. It resumes
+//! only paused partitions, and never seeks backwards.
 
-use std::collections::HashMap;
-use std::hash::Hash;
+use std::collections::BTreeMap;
 
-use waybill_engine::{Offset, OffsetTracker, PartitionId};
+use crate::id::{Offset, PartitionId};
+use crate::tracker::OffsetTracker;
 
 /// The progress in all partitions that are assigned to the member. `T` identifies a topic.
 #[derive(Debug)]
 pub struct GroupProgress<T> {
-    partitions: HashMap<(T, PartitionId), Assigned>,
+    partitions: BTreeMap<(T, PartitionId), Assigned>,
     assignments: u64,
     open: usize,
 }
@@ -45,6 +45,16 @@ impl<T> Consumed<T> {
             assignment,
         }
     }
+}
+
+/// A record that was begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Begun<T> {
+    /// The record.
+    pub record: Consumed<T>,
+    /// How far the old log had been read, if the record begins another log: the topic was recreated,
+    /// or lost its end. Unfinished records of the old log count no longer.
+    pub old_log_read_to: Option<Offset>,
 }
 
 #[derive(Debug)]
@@ -84,14 +94,14 @@ impl Assigned {
 impl<T> Default for GroupProgress<T> {
     fn default() -> Self {
         Self {
-            partitions: HashMap::new(),
+            partitions: BTreeMap::new(),
             assignments: 0,
             open: 0,
         }
     }
 }
 
-impl<T: Copy + Eq + Hash> GroupProgress<T> {
+impl<T: Copy + Ord> GroupProgress<T> {
     /// Records that a partition was assigned.
     pub fn assign(&mut self, topic: T, partition: PartitionId) {
         self.assignments += 1;
@@ -109,33 +119,21 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         assigned.tracker.map(|tracker| tracker.low())
     }
 
-    /// Begins a record that was handed over. `None` if its partition is not assigned. `name` is the
-    /// topic's, for the log.
-    pub fn begin(
-        &mut self,
-        topic: T,
-        partition: PartitionId,
-        offset: Offset,
-        name: &str,
-    ) -> Option<Consumed<T>> {
+    /// Begins a record that was handed over. `None` if its partition is not assigned.
+    pub fn begin(&mut self, topic: T, partition: PartitionId, offset: Offset) -> Option<Begun<T>> {
         let assigned = self.partitions.get_mut(&(topic, partition))?;
-        if let Some(old) = &assigned.tracker
-            && offset < old.next()
-        {
-            tracing::warn!(
-                topic = name,
-                %partition,
-                %offset,
-                read_to = %old.next(),
-                "topic was recreated or lost its end; reading it from the beginning and dropping \
-                 unstarted records of the old log"
-            );
+        let read_to = assigned.tracker.as_ref().map(OffsetTracker::next);
+        let old_log_read_to = read_to.filter(|read_to| offset < *read_to);
+        if old_log_read_to.is_some() {
             self.open -= assigned.open();
             self.assignments += 1;
             *assigned = Assigned::new(self.assignments);
         }
         let assignment = assigned.begin(offset, &mut self.open)?;
-        Some(Consumed::new(topic, partition, offset, assignment))
+        Some(Begun {
+            record: Consumed::new(topic, partition, offset, assignment),
+            old_log_read_to,
+        })
     }
 
     /// Begins an undecodable record at an offset. `None` if the partition is not assigned, or was
@@ -211,7 +209,9 @@ mod tests {
     const P: PartitionId = PartitionId(3);
 
     fn begin(progress: &mut GroupProgress<u8>, offset: i64) -> Consumed<u8> {
-        progress.begin(T, P, Offset(offset), "topic").unwrap()
+        let begun = progress.begin(T, P, Offset(offset)).unwrap();
+        assert_eq!(begun.old_log_read_to, None);
+        begun.record
     }
 
     fn begun(progress: &mut GroupProgress<u8>, count: i64) -> Vec<Consumed<u8>> {
@@ -293,7 +293,11 @@ mod tests {
         progress.done(old[0]);
         assert_eq!(progress.take_commits(), [(T, P, Offset(101))]);
 
-        let first = begin(&mut progress, 0);
+        let Begun {
+            record: first,
+            old_log_read_to,
+        } = progress.begin(T, P, Offset(0)).unwrap();
+        assert_eq!(old_log_read_to, Some(Offset(103)));
         assert!(progress.holds(first));
         assert!(old.iter().all(|record| !progress.holds(*record)));
         assert_eq!(progress.open(), 1);
@@ -312,7 +316,7 @@ mod tests {
     #[test]
     fn a_record_of_a_partition_that_is_not_assigned_is_not_begun() {
         let mut progress = assigned();
-        assert_eq!(progress.begin(1, P, Offset(7), "other"), None);
+        assert_eq!(progress.begin(1, P, Offset(7)), None);
         assert_eq!(progress.begin_unread(1, P, Offset(7)), None);
         assert_eq!(progress.open(), 0);
     }
