@@ -19,8 +19,8 @@
 //!   would never accept it.
 //!
 //! Deliberately absent: any memory of performed steps. The service ensures one effect per step, by
-//! the idempotency key. And records that cannot be decoded yet: the driver keeps them, and reads no
-//! more in the meantime.
+//! the idempotency key. Also absent: records that cannot be decoded yet; the driver keeps them and
+//! reads no more in the meantime.
 
 use std::time::Duration;
 
@@ -54,8 +54,8 @@ pub struct Attempted {
     pub bytes: usize,
     /// The request's complete-by.
     pub deadline: Deadline,
-    /// How long the attempt took.
-    pub took: Duration,
+    /// How long the attempt took; `None` if it did not start.
+    pub took: Option<Duration>,
     /// Its outcome; `None` if it did not start or was stopped, because it was late.
     pub outcome: Option<Outcome>,
 }
@@ -158,8 +158,7 @@ impl<R> AgentLoop<R> {
     /// Handles the end of an attempt.
     pub fn ended(&mut self, attempted: Attempted, now: Now) -> Ended {
         let Attempted { source, bytes, .. } = attempted;
-        self.queues
-            .finished(source.topic, bytes, Some(attempted.took));
+        self.queues.finished(source.topic, bytes, attempted.took);
         match attempted.outcome {
             Some(outcome) if !attempted.deadline.is_over(now) => Ended::Answer(outcome),
             _ => {
@@ -204,7 +203,7 @@ impl<R> AgentLoop<R> {
         again
     }
 
-    /// Whether few enough records wait to be sent again, so that more requests may be read.
+    /// Whether more requests may be read: not while too many records wait to be sent again.
     #[must_use]
     pub fn may_read(&self) -> bool {
         !self.resends.is_full()
@@ -217,11 +216,14 @@ impl<R> AgentLoop<R> {
         self.progress.take_commits()
     }
 
-    /// The process stops: no more work starts. Returns the queued work, to hand it back.
+    /// The process stops: no more work starts. Returns the queued work, to hand it back, without that
+    /// of revoked partitions: their next owners have read it.
     #[must_use]
     pub fn drain(&mut self) -> Vec<Refused<Source>> {
         let queued = self.queues.close().into_iter();
-        queued.map(|(_, refused)| refused).collect()
+        let queued = queued.map(|(_, refused)| refused);
+        let is_held = |refused: &Refused<Source>| self.progress.holds(refused.work.source);
+        queued.filter(is_held).collect()
     }
 
     /// The number of records that are not done.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use waybill_engine::{BootTime, Now, Timestamp};
 
-/// A request's complete-by on both clocks. The first of them that reaches it ends the attempt: the
-/// boot clock does not follow steps of the wall clock.
+/// A request's complete-by on both clocks. Once either has reached it, no attempt starts and no
+/// outcome is answered: the boot clock does not follow steps of the wall clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deadline {
     boot: BootTime,
@@ -28,7 +28,7 @@ impl Deadline {
         self.boot.since(at)
     }
 
-    /// Whether complete-by has passed: nothing starts, continues or is answered any more.
+    /// Whether complete-by has passed: nothing starts and nothing is answered any more.
     #[must_use]
     pub fn is_over(self, now: Now) -> bool {
         now.boot >= self.boot || now.wall >= self.complete_by

@@ -79,7 +79,11 @@ impl<S> Queues<S> {
         if self.epochs.is_superseded(&work.request, now.boot) {
             return Admission::Refused(Box::new(Refused::new(work, Refusal::Superseded)));
         }
-        match self.queues[agent].push(work) {
+        let queue = &mut self.queues[agent];
+        if queue.is_closed() {
+            return Admission::Refused(Box::new(Refused::new(work, Refusal::Stopping)));
+        }
+        match queue.push(work) {
             Ok(()) => Admission::Queued,
             Err(refused) => Admission::Refused(refused),
         }
@@ -159,7 +163,7 @@ impl<S> Queues<S> {
         self.queues[agent].depth()
     }
 
-    /// Whether an agent has running requests.
+    /// Whether any agent has running requests.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.queues.iter().any(|queue| queue.depth().1 > 0)
@@ -264,5 +268,6 @@ mod tests {
             assert!(queues.wakes_another(agent), "the other workers end, too");
         }
         assert_eq!((queues.depth(0), queues.depth(1)), ((0, 1), (0, 0)));
+        assert_eq!(admit(&mut queues, 1, 4, 7), Some(Refusal::Stopping));
     }
 }

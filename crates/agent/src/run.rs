@@ -8,7 +8,8 @@
 //! count. The polling thread, the workers and the producer call it under one lock, and do none of
 //! this while they hold the lock. What must hold besides:
 //!
-//! * **No agent blocks another.** The shared consumer is always polled.
+//! * **No agent blocks another.** Handlers run on the runtime; polling stops only while the broker
+//!   accepts no records, while partitions cannot be paused, and during a drain.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
 //!   unchanged; a panic ends one attempt. A record that cannot be decoded *yet*, because the schema
 //!   registry is unavailable, is kept, and reading pauses in the meantime.

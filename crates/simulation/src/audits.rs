@@ -2,8 +2,8 @@
 //! store loses an entry of the deadline index, or the broker a recovery that it has acknowledged;
 //! then nothing but the audit wakes the operation.
 //!
-//! Audits have a random generator of their own, so that runs in which nothing is lost are as they
-//! would be without audits, which only read there.
+//! Audits draw from their own generator, so runs in which nothing is lost do not change because of
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::supervisors::{Caller, Machine};
 const INTERVAL: Duration = Duration::from_secs(5);
 /// The percentage of calls that fail.
 const FAULTS: u64 = 2;
-/// How long after it found nothing to lose a fault looks again.
+/// How long to wait before trying again, if there was nothing to lose.
 const AGAIN_MICROS: u64 = 100_000;
 /// Maximum number of entries of the attention table in a page, which is less than the audit asks
 /// for, so that there are several.

@@ -363,6 +363,10 @@ impl Run {
         let Some(row) = self.store.row(id) else {
             return false;
         };
+        // An audit will wake it. Later hand-offs could be judged, but nothing tells them apart.
+        if self.judge.lost_wakes.contains(&id) {
+            return true;
+        }
         let logs = &self.store.logs[partition];
         let mut recoveries = logs.recoveries[position(&checkpoint, Source::Recoveries)..].iter();
         let is_hinted_at =
@@ -379,9 +383,6 @@ impl Run {
         let will_be_loaded = is_hinted_at
             || replies.any(|reply| reply.operation == id)
             || requests.any(|record| record.operation() == Some(id));
-        if self.judge.lost_wakes.contains(&id) {
-            return true;
-        }
         match row.state.state.is_final() {
             true => will_be_loaded || self.judge.is_announced(row),
             false => will_be_loaded && (row.state.handed_off || self.judge.was_unreadable(id)),

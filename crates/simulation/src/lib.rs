@@ -5,7 +5,8 @@
 //! succeed, fail, hang and refuse. A judge checks the invariants on every write, message and
 //! checkpoint, and the whole run at its end. See `docs/simulator.md`.
 //!
-//! A failing seed prints its number and the history of the affected operation. `WAYBILL_TEST_SEED=<n>`
+//! A failing seed prints its number, and the history of the affected operation in a smaller run that
+//! breaks the same rule. `WAYBILL_TEST_SEED=<n>`
 //! runs that seed alone, `WAYBILL_TEST_SEEDS=<n>` as many, from `WAYBILL_TEST_FIRST_SEED=<n>` on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -123,9 +124,9 @@ fn report(seed: u64) {
     let tape = tape::tape_of(seed, None);
     let drawn = tape.len();
     let smaller = tape::shrink(tape, broken.rule, None);
-    let faults = smaller.iter().filter(|&&number| number != NEUTRAL).count();
+    let needed = smaller.iter().filter(|&&number| number != NEUTRAL).count();
     panic!(
-        "seed {seed}: {}\nThis run needs {faults} of the {drawn} numbers that the seed gives.",
+        "seed {seed}: {}\nThis run needs {needed} of the {drawn} numbers that the seed gives.",
         tape::describe(&smaller, None)
     );
 }

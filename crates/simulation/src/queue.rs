@@ -84,7 +84,7 @@ impl What {
     pub fn is_point(&self) -> bool {
         match self {
             Self::Scheduler(_, act) => act.is_point(),
-            // Audits only look around.
+            // The calls of an audit only read. The recoveries that it publishes are other events.
             Self::SupervisorCall { caller, .. } | Self::SupervisorAnswer { caller, .. } => {
                 !matches!(caller.machine, Machine::Audit(_))
             }
@@ -125,7 +125,7 @@ impl What {
 pub struct Queue {
     /// When each event happens, its number, and its index among the events.
     heap: BinaryHeap<Reverse<(Timestamp, u64, usize)>>,
-    /// The heap moves its entries, so that the events, which are larger, are elsewhere.
+    /// The events by index. The heap moves its entries, so the larger events are kept here.
     events: Vec<Option<What>>,
     /// Unused indices of events.
     free: Vec<usize>,
@@ -147,7 +147,8 @@ impl Queue {
 
     pub fn pop(&mut self) -> Option<(Timestamp, What)> {
         let Reverse((at, _, index)) = self.heap.pop()?;
-        let what = self.events[index].take()?;
+        let what = self.events[index].take();
+        let what = what.expect("every entry of the heap has an event");
         self.free.push(index);
         self.work -= usize::from(what.is_work());
         Some((at, what))

@@ -17,7 +17,7 @@ pub struct Rng {
 enum Source {
     /// The state of a generator.
     Seed(u64),
-    /// Numbers. Behind the last one all are [`NEUTRAL`].
+    /// Numbers. After the last one, every number is [`NEUTRAL`].
     Tape(Vec<u64>),
 }
 
@@ -104,7 +104,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// An id that no other one equals, whatever is on the tape.
+    /// An id. Neutral numbers give different ids, too; other numbers on a tape must differ.
     pub fn uuid(&mut self) -> uuid::Uuid {
         let at = self.drawn;
         let (high, low) = (self.next(), self.next());

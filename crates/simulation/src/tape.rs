@@ -25,8 +25,8 @@ pub fn tape_of(seed: u64, bug: Option<Bug>) -> Vec<u64> {
     run_plan(plan, rng, bug, &[], false).tape
 }
 
-/// A tape of which each number is two bytes of a fuzzer's input. Those of one pair of bytes differ by
-/// their positions, because ids must differ; two bytes of all ones are neutral.
+/// Turns a fuzzer's input into a tape: one number for two bytes. Equal pairs at different positions
+/// give different numbers, because ids must differ; 0xffff gives the neutral number.
 pub fn tape_of_bytes(bytes: &[u8]) -> Vec<u64> {
     let pairs = bytes.chunks_exact(2).zip(0_u64..);
     let number = |(pair, at): (&[u8], u64)| match u16::from_le_bytes([pair[0], pair[1]]) {
@@ -45,8 +45,8 @@ pub fn shrink(tape: Vec<u64>, rule: Rule, bug: Option<Bug>) -> Vec<u64> {
         Some(violation.is_some_and(|broken| broken.rule == rule))
     };
     let mut smallest = tape;
-    // Without its end. Longer tapes may break the rule while shorter ones do not, and the other way round:
-    // any that breaks it will do.
+    // Without its end. A shorter tape may break the rule although a longer one does not, so any that
+    // breaks it is accepted.
     let mut cut = smallest.len() / 2;
     while cut > 0 {
         let shorter = &smallest[..smallest.len() - cut];
@@ -93,7 +93,7 @@ pub fn run_bytes(bytes: &[u8]) {
     }
 }
 
-/// What a tape that breaks a rule leads to, for people.
+/// Describes the run of a tape that breaks a rule.
 pub fn describe(tape: &[u64], bug: Option<Bug>) -> String {
     let outcome = run_tape(tape, bug, true);
     let Some(broken) = outcome.violation else {

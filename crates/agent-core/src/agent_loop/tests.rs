@@ -53,7 +53,7 @@ fn end(agents: &mut AgentLoop<u32>, work: &Work<Source>, now: Now) -> Ended {
         source: work.source,
         bytes: work.bytes,
         deadline: work.deadline,
-        took: Duration::from_millis(5),
+        took: Some(Duration::from_millis(5)),
         outcome: Some(Outcome::NotPerformed),
     };
     agents.ended(attempted, now)
@@ -144,7 +144,7 @@ fn work_with_too_little_time_left_is_answered_and_not_started() {
         source: first.source,
         bytes: first.bytes,
         deadline: first.deadline,
-        took: Duration::from_secs(6),
+        took: Some(Duration::from_secs(6)),
         outcome: Some(Outcome::NotPerformed),
     };
     agents.ended(attempted, at(6_000));
@@ -182,6 +182,20 @@ fn a_revoked_partitions_work_neither_starts_nor_counts() {
     assert_eq!(agents.open(), 2);
     assert_eq!(start(&mut agents, FAST, at(5)).source, again);
     assert_eq!(agents.begin(FAST, PartitionId(1), Offset(0)), None);
+}
+
+#[test]
+fn a_revoked_partitions_work_is_not_handed_back() {
+    let mut agents = agents();
+    queue(&mut agents, FAST, 100);
+    queue(&mut agents, SLOW, 0);
+    agents.revoke(FAST, P);
+    let handed_back = agents.drain();
+    let agents_of: Vec<usize> = handed_back
+        .iter()
+        .map(|refused| refused.work.source.topic)
+        .collect();
+    assert_eq!(agents_of, [SLOW]);
 }
 
 #[test]
@@ -242,7 +256,7 @@ fn a_request_past_complete_by_is_done_without_an_answer() {
         source: work.source,
         bytes: work.bytes,
         deadline: work.deadline,
-        took: Duration::ZERO,
+        took: None,
         outcome: None,
     };
     assert_eq!(agents.ended(attempted, at(10_000)), Ended::GivenUp);

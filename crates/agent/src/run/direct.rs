@@ -227,9 +227,8 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, index: usize) {
             }
             Next::Late(mut work) => {
                 trace_late(&mut work.request, None);
-                agent.metrics.duration.record(Duration::ZERO);
                 agent.metrics.late.increment(1);
-                (work.bytes, Some(Duration::ZERO))
+                (work.bytes, None)
             }
             Next::Refused(refused) => {
                 let bytes = refused.work.bytes;

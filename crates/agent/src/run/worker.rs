@@ -1,7 +1,6 @@
 //! The workers of the agents, and the answers to requests.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use waybill_agent_core::{Attempted, Ended, Next, Purpose, Refusal, Refused, Sent, Source, Work};
@@ -76,7 +75,7 @@ impl Shared {
             source: performed.source,
             bytes,
             deadline,
-            took: performed.took,
+            took: Some(performed.took),
             outcome: performed.outcome,
         };
         self.ended(agent, &performed.request, attempted, performed.ended);
@@ -88,7 +87,7 @@ impl Shared {
             source: work.source,
             bytes: work.bytes,
             deadline: work.deadline,
-            took: Duration::ZERO,
+            took: None,
             outcome: None,
         };
         let mut request = work.request;
@@ -98,7 +97,9 @@ impl Shared {
 
     fn ended(&self, agent: &Agent, request: &StepRequest, attempted: Attempted, now: Now) {
         let source = attempted.source;
-        agent.metrics.duration.record(attempted.took);
+        if let Some(took) = attempted.took {
+            agent.metrics.duration.record(took);
+        }
         match self.state.finish(|agents| agents.ended(attempted, now)) {
             Ended::Answer(outcome) => self.answer(agent, request, outcome, source),
             Ended::GivenUp => agent.metrics.late.increment(1),

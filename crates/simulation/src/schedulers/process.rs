@@ -106,7 +106,7 @@ impl Run {
         scheduler.turns_at = None;
         if after > before.max(self.plan.in_flight_max) {
             self.fail(Rule::Bounds, None, || {
-                format!("{after} operations, after {before}")
+                format!("{after} operations in memory, {before} before the turn")
             });
         }
         self.take_effects(index);
