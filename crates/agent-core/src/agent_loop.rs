@@ -114,7 +114,7 @@ impl<R> AgentLoop<R> {
         partition: PartitionId,
         offset: Offset,
     ) -> Option<Source> {
-        self.progress.begin_unread(agent, partition, offset)
+        self.progress.begin_undecodable(agent, partition, offset)
     }
 
     /// Records that there are no records between those that were begun and `next`.

@@ -138,7 +138,7 @@ impl<T: Copy + Ord> GroupProgress<T> {
 
     /// Begins an undecodable record at an offset. `None` if the partition is not assigned, or was
     /// read further: the client may meet undecodable records again.
-    pub fn begin_unread(
+    pub fn begin_undecodable(
         &mut self,
         topic: T,
         partition: PartitionId,
@@ -273,9 +273,9 @@ mod tests {
     fn an_undecodable_record_read_again_is_begun_once_and_drops_nothing() {
         let mut progress = assigned();
         let open = begun(&mut progress, 2);
-        let undecodable = progress.begin_unread(T, P, Offset(102)).unwrap();
+        let undecodable = progress.begin_undecodable(T, P, Offset(102)).unwrap();
         progress.pass(T, P, Offset(110));
-        assert_eq!(progress.begin_unread(T, P, Offset(102)), None);
+        assert_eq!(progress.begin_undecodable(T, P, Offset(102)), None);
         assert!(open.iter().all(|record| progress.holds(*record)));
         assert_eq!(progress.open(), 3);
         progress.done(undecodable);
@@ -317,7 +317,7 @@ mod tests {
     fn a_record_of_a_partition_that_is_not_assigned_is_not_begun() {
         let mut progress = assigned();
         assert_eq!(progress.begin(1, P, Offset(7)), None);
-        assert_eq!(progress.begin_unread(1, P, Offset(7)), None);
+        assert_eq!(progress.begin_undecodable(1, P, Offset(7)), None);
         assert_eq!(progress.open(), 0);
     }
 }

@@ -307,7 +307,9 @@ impl<T: Followed> GroupHandler for Intake<'_, T> {
     }
 
     fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
-        let begun = self.progress.begin_unread((), log.partition, log.offset);
+        let begun = self
+            .progress
+            .begin_undecodable((), log.partition, log.offset);
         if let Some(source) = begun {
             self.metrics.unreadable.increment(1);
             match self.publishes_dead_letters {
