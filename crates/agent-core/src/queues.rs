@@ -73,10 +73,12 @@ impl<S> Queues<S> {
 
     /// Handles a request that is received at `now`.
     pub fn admit(&mut self, agent: usize, work: Work<S>, now: Now) -> Admission<S> {
+        // A late request shows who owns the shard, too.
+        let is_superseded = self.epochs.is_superseded(&work.request, now.boot);
         if work.deadline.is_over(now) {
             return Admission::Late;
         }
-        if self.epochs.is_superseded(&work.request, now.boot) {
+        if is_superseded {
             return Admission::Refused(Box::new(Refused::new(work, Refusal::Superseded)));
         }
         let queue = &mut self.queues[agent];
@@ -212,6 +214,14 @@ mod tests {
         assert!(!queues.is_running());
         assert!(matches!(queues.next(1, at(1)), Next::Start(work) if work.source == 2));
         assert!(queues.is_running());
+    }
+
+    #[test]
+    fn a_late_request_of_a_newer_owner_supersedes_the_older_one() {
+        let mut queues = Queues::new([LIMITS]);
+        let late = Work::new(request(8, at(0)), 1, 0, None, at(1));
+        assert!(matches!(queues.admit(0, late, at(1)), Admission::Late));
+        assert_eq!(admit(&mut queues, 0, 2, 7), Some(Refusal::Superseded));
     }
 
     #[test]

@@ -1,73 +1,125 @@
-//! Agents: they try late, twice, without success, without a reply, or not at all; they die before
-//! they reply, and are asked again.
+//! Agents: processes in one consumer group, each with the run loop that ships, and agents that
+//! schedulers call directly, with the queues that ship. They try late, twice, without success,
+//! without a reply, or not at all; they die before they reply, pause, stop, and others take over.
 
+mod calls;
+mod direct;
+mod group;
+mod process;
+mod replies;
+
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::sync::Arc;
 
-use waybill_engine::{
-    Action, OperationId, Outcome, ShardId, Source, StepReply, StepRequest, Timestamp, partition_for,
-};
-use waybill_scheduler_core::{Asker, Input};
+use waybill_agent_core::{Deadline, Source};
+use waybill_engine::{Action, BootTime, Outcome, PartitionId, StepRequest, Timestamp};
+use waybill_scheduler_core::Asker;
 
-use crate::bugs::Bug;
-use crate::clock::Clock;
-use crate::queue::What;
+use self::direct::DirectAgents;
+use self::group::RequestLog;
+pub use self::process::AgentAct;
+use self::process::AgentProcess;
+pub use self::replies::{Arrival, Outgoing};
+use crate::plan::Plan;
+use crate::rng::Rng;
 use crate::run::Run;
-use crate::schedulers::{Act, Incarnation};
-use crate::seen::Sight;
-use crate::services::{Deed, error};
-use crate::workload::{CALL_LATE_MICROS, Protection};
+use crate::schedulers::Incarnation;
 
-/// A dead agent's process restarts within this time.
-const RESTART_MICROS: u64 = 600_000;
+/// How many partitions the topic of each agent has.
+const PARTITIONS: u32 = 2;
+/// The memory that a request counts for.
+const REQUEST_BYTES: usize = 512;
 
-/// All requests to agents, and the process that all agents run in.
+/// All agents: their topics, their processes, and what these do.
 #[derive(Debug)]
 pub struct Agents {
+    /// The names of all agents, by number.
+    names: Vec<Arc<str>>,
+    /// The partitions of all agents' topics.
+    logs: Vec<RequestLog>,
+    processes: Vec<AgentProcess>,
+    /// The agents in the processes of schedulers.
+    direct: BTreeMap<Incarnation, DirectAgents>,
     tasks: Vec<Task>,
-    incarnation: u32,
-    clock: Clock,
+    /// When the group's coordinator looks at its members again.
+    rebalances_at: Option<Timestamp>,
 }
 
-/// A request on the topic of an agent. A copy is its own task.
+/// One life of a process of agents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AgentLife {
+    pub process: usize,
+    pub number: u32,
+}
+
+/// An attempt that was started.
 #[derive(Debug)]
 struct Task {
     request: Rc<StepRequest>,
+    agent: usize,
     step: usize,
-    /// The process that it runs in, and the shard that requested it, if the request arrived without
-    /// a topic.
-    asked_by: Option<(Incarnation, Asker)>,
-    has_begun: bool,
+    home: Home,
+    deadline: Deadline,
+    began: BootTime,
+    /// When the agent stops waiting for it.
+    ends_at: Timestamp,
     retries_left: u32,
     /// One of its tries may have taken effect without a reply.
     is_unknown: bool,
-    /// It no longer waits for an answer.
+    /// It no longer waits for an answer to its call.
     gave_up: bool,
-    is_answered: bool,
-    /// Its offset is committed: it is not delivered again.
-    is_done: bool,
+    has_ended: bool,
+}
+
+/// Where an attempt runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Home {
+    /// In a process of agents, which has read the request from a topic.
+    Topic { life: AgentLife, source: Source },
+    /// In the process of the scheduler that has requested it.
+    Direct { of: Incarnation, asker: Asker },
 }
 
 impl Agents {
-    pub fn new() -> Self {
+    pub fn new(plan: &Plan, rng: &mut Rng) -> Self {
+        let names = plan.workflows.agents();
+        let logs = names.len() * PARTITIONS as usize;
+        let one = |_| AgentProcess::new(plan, rng, 0);
         Self {
+            logs: (0..logs).map(|_| RequestLog::default()).collect(),
+            processes: (0..plan.agent_processes).map(one).collect(),
+            direct: BTreeMap::new(),
             tasks: Vec::new(),
-            incarnation: 0,
-            clock: Clock::new(0),
+            rebalances_at: None,
+            names,
         }
     }
 
-    pub fn set_clock(&mut self, offset: i64) {
-        self.clock.set(offset);
+    /// Sets the clock of a process.
+    pub fn set_clock(&mut self, rng: &mut Rng, offset: i64) {
+        let index = rng.index(self.processes.len());
+        self.processes[index].clock.set(offset);
     }
 
-    pub fn is_idle(&self) -> bool {
-        self.tasks.iter().all(|task| task.is_done)
+    fn number_of(&self, name: &str) -> usize {
+        let index = self.names.iter().position(|known| **known == *name);
+        index.expect("requests are for agents of known workflows")
     }
 
-    /// The sender of a reply that no task sends.
-    pub fn nobody(&self) -> (usize, u32) {
-        (usize::MAX, self.incarnation)
+    /// The index of a partition of an agent's topic among all of them.
+    fn log_of(agent: usize, partition: PartitionId) -> usize {
+        agent * PARTITIONS as usize + partition.0 as usize
+    }
+
+    /// The agent and the partition of a log.
+    fn topic_of(log: usize) -> (usize, PartitionId) {
+        let partition = u32::try_from(log % PARTITIONS as usize).unwrap();
+        (log / PARTITIONS as usize, PartitionId(partition))
+    }
+
+    fn lives(&self, life: AgentLife) -> bool {
+        self.processes[life.process].number == life.number
     }
 }
 
@@ -84,375 +136,22 @@ impl Run {
         let step = self.step_of(&request);
         let effect = self.services.effect(request.operation, step);
         effect.requested(request.attempt.0);
-        let retries_left = u32::try_from(self.rng.below(3)).unwrap();
-        self.agents.tasks.push(Task {
-            request: Rc::new(request),
-            step,
-            asked_by,
-            has_begun: false,
-            retries_left,
-            is_unknown: false,
-            gave_up: false,
-            is_answered: false,
-            is_done: false,
-        });
-        let (task, incarnation) = (self.agents.tasks.len() - 1, self.agents.incarnation);
-        let after = self.travel();
-        self.later(after, What::Deliver { task, incarnation });
+        match asked_by {
+            Some((of, asker)) => self.receive_directly(of, asker, request),
+            None => self.append_request(request),
+        }
     }
 
-    /// A process of agents reads a request.
-    pub fn deliver(&mut self, task: usize, incarnation: u32) {
-        if !self.agent_lives(incarnation) || self.died_with_its_asker(task) {
-            return;
-        }
-        // Its shard may have been dropped before.
-        if self.agents.tasks[task].is_done {
-            return;
-        }
-        self.agents.tasks[task].has_begun = true;
-        let request = Rc::clone(&self.agents.tasks[task].request);
-        let local = self.agents.clock.read(self.now);
-        let is_late = local > request.complete_by;
-        if is_late && self.bug != Some(Bug::WorkPastCompleteBy) {
-            self.seen.count(Sight::ExpiredAtAgent);
-            self.note(request.operation, || {
-                format!("agent: {} is past complete-by", name_of(&request))
-            });
-            self.agents.tasks[task].is_done = true;
-            return;
-        }
-        if self.fault(self.plan.faults / 6) {
-            let retry_after_ms = u32::try_from(self.rng.below(1_500)).unwrap();
-            let error = error("breaker-open");
-            return self.answer(
-                task,
-                Outcome::NotAttempted {
-                    error,
-                    retry_after_ms,
-                },
-            );
-        }
-        self.call(task);
+    /// Whether agents have nothing left to do.
+    pub fn agents_rest(&self) -> bool {
+        self.agents.logs.iter().all(RequestLog::is_owned)
+            && self.agents.processes.iter().all(AgentProcess::rests)
+            && self.every_request_was_read()
+            && self.direct_agents_rest()
     }
 
     fn fault(&mut self, percent: u64) -> bool {
         !self.is_calm() && self.rng.chance(percent)
-    }
-
-    /// One try at the service.
-    fn call(&mut self, task: usize) {
-        let request = Rc::clone(&self.agents.tasks[task].request);
-        self.note(request.operation, || {
-            format!("agent: tries {}", name_of(&request))
-        });
-        let incarnation = self.agents.incarnation;
-        let request = Rc::clone(&self.agents.tasks[task].request);
-        let protection = self.plan.protection;
-        let deadline = self.agents.clock.true_time_of(request.complete_by);
-        let (mut reaches, mut back) = (self.travel(), self.travel());
-        let mut deed = Deed::Do;
-        let mut is_silent = false;
-        if request.action == Action::Run && self.plan.refused_step == Some(&*request.step) {
-            deed = Deed::Refuse;
-        } else if self.fault(self.plan.faults) {
-            match self.rng.below(10) {
-                0..=3 => deed = Deed::Fail,
-                4 => deed = Deed::Refuse,
-                // The call takes effect but is never answered.
-                5..=6 => is_silent = protection != Protection::Evidence,
-                // The call may take effect much later.
-                7..=8 => reaches = self.rng.below(12_000_000),
-                _ => {
-                    deed = Deed::Fail;
-                    is_silent = true;
-                }
-            }
-        }
-        if protection == Protection::Settling && self.bug != Some(Bug::WorkPastCompleteBy) {
-            let latest = deadline.since(self.now) + Duration::from_micros(CALL_LATE_MICROS);
-            reaches = reaches.min(u64::try_from(latest.as_micros()).unwrap());
-        }
-        if self.is_calm() {
-            (reaches, back) = (200, 200);
-        }
-        let answer_at = self.now + Duration::from_micros(reaches + back);
-        let patience = deadline.since(self.now);
-        let waits_for = Duration::from_micros(
-            self.rng
-                .below(u64::try_from(patience.as_micros()).unwrap() + 1),
-        );
-        let waits_long = protection == Protection::Evidence || self.rng.chance(70);
-        let give_up_at = self.now + if waits_long { patience } else { waits_for };
-        let is_answered =
-            !is_silent && (protection == Protection::Evidence || answer_at < give_up_at);
-        self.agents.tasks[task].gave_up = false;
-        self.later(
-            reaches,
-            What::Serve {
-                task,
-                incarnation,
-                deed,
-                answer_at: is_answered.then_some(answer_at),
-            },
-        );
-        if !is_answered {
-            self.queue
-                .push(give_up_at, What::GiveUp { task, incarnation });
-        }
-    }
-
-    /// A call reaches its service, even if the agent has died.
-    pub fn served(
-        &mut self,
-        task: usize,
-        incarnation: u32,
-        deed: Deed,
-        answer_at: Option<Timestamp>,
-    ) {
-        let (request, step) = {
-            let task = &self.agents.tasks[task];
-            (Rc::clone(&task.request), task.step)
-        };
-        let mut key = request.idempotency_key();
-        if self.bug == Some(Bug::KeyPerAttempt) {
-            key = format!("{key}/{}", request.attempt);
-        }
-        let outcome = self.serve(&request, key, step, deed);
-        if let Some(at) = answer_at {
-            let outcome = Box::new(outcome);
-            self.queue.push(
-                at,
-                What::Answer {
-                    task,
-                    incarnation,
-                    outcome,
-                },
-            );
-        }
-    }
-
-    /// The service's answer reaches the agent.
-    pub fn answered(&mut self, task: usize, incarnation: u32, outcome: Outcome) {
-        let state = &self.agents.tasks[task];
-        let is_awaited = !state.gave_up && !state.is_answered;
-        if !is_awaited || !self.agent_lives(incarnation) || self.died_with_its_asker(task) {
-            return;
-        }
-        let local = self.agents.clock.read(self.now);
-        let state = &mut self.agents.tasks[task];
-        let is_late = local > state.request.complete_by;
-        if is_late && self.plan.protection != Protection::Evidence {
-            state.is_done = true;
-            return;
-        }
-        if matches!(outcome, Outcome::Transient { .. }) && state.retries_left > 0 && !is_late {
-            state.retries_left -= 1;
-            return self.call(task);
-        }
-        let outcome = match outcome {
-            Outcome::Transient { error } | Outcome::Permanent { error } if state.is_unknown => {
-                Outcome::Unknown { error }
-            }
-            outcome => outcome,
-        };
-        self.answer(task, outcome);
-    }
-
-    /// The service did not answer in time.
-    pub fn give_up_call(&mut self, task: usize, incarnation: u32) {
-        if self.agents.tasks[task].is_answered
-            || !self.agent_lives(incarnation)
-            || self.died_with_its_asker(task)
-        {
-            return;
-        }
-        let local = self.agents.clock.read(self.now);
-        let tells = self.rng.chance(60);
-        let state = &mut self.agents.tasks[task];
-        let request = Rc::clone(&state.request);
-        self.history.note(self.now, Some(request.operation), || {
-            format!("agent: gives up waiting for {}", name_of(&request))
-        });
-        state.is_unknown = true;
-        state.gave_up = true;
-        if local >= state.request.complete_by || !tells {
-            state.is_done = true;
-        } else if state.retries_left > 0 {
-            state.retries_left -= 1;
-            self.call(task);
-        } else {
-            self.answer(
-                task,
-                Outcome::Unknown {
-                    error: error("no-answer"),
-                },
-            );
-        }
-    }
-
-    fn answer(&mut self, task: usize, outcome: Outcome) {
-        let request = Rc::clone(&self.agents.tasks[task].request);
-        self.agents.tasks[task].is_answered = true;
-        self.note(request.operation, || {
-            format!(
-                "agent: {} came to {}",
-                name_of(&request),
-                outcome_of(&outcome)
-            )
-        });
-        let reply = StepReply::to(&request, outcome);
-        let incarnation = self.agents.incarnation;
-        let is_direct = self.agents.tasks[task].asked_by.is_some();
-        let is_twice = !is_direct && self.fault(self.plan.copies);
-        for is_copy in [true, false] {
-            if is_copy && !is_twice {
-                continue;
-            }
-            let after = self.travel();
-            self.later(
-                after,
-                What::Reply {
-                    task,
-                    incarnation,
-                    reply: Box::new(reply.clone()),
-                    is_copy,
-                },
-            );
-        }
-    }
-
-    /// A reply reaches its topic, unless it was still in the memory of a dead process.
-    pub fn reply_arrives(
-        &mut self,
-        task: usize,
-        incarnation: u32,
-        reply: StepReply,
-        is_copy: bool,
-    ) {
-        if let Some(at) = self.asker_sleeps_until(task) {
-            let reply = Box::new(reply);
-            let what = What::Reply {
-                task,
-                incarnation,
-                reply,
-                is_copy,
-            };
-            return self.queue.push(at, what);
-        }
-        if self.answers_directly(task, &reply) {
-            return;
-        }
-        let is_orphan = incarnation != self.agents.incarnation;
-        if is_orphan && self.rng.chance(50) {
-            return;
-        }
-        self.publish_reply(&reply);
-        if !is_orphan && !is_copy {
-            self.agents.tasks[task].is_done = true;
-        }
-    }
-
-    /// A reply reaches its topic.
-    pub fn publish_reply(&mut self, reply: &StepReply) {
-        let partition = self.home_of(reply.operation);
-        self.judge_reply(Some(partition), reply);
-        let replies = &mut self.store.logs[partition].replies;
-        replies.push(Some(Rc::new(reply.clone())));
-        if self.plan.transactions {
-            replies.push(None);
-            self.seen.count(Sight::TransactionMarkers);
-        }
-        self.wake_schedulers(partition, Source::Replies);
-    }
-
-    /// Drops the requests of a shard that agents in the process have not started.
-    pub fn forget_tasks(&mut self, index: usize, shard: ShardId) {
-        let of = self.incarnation(index);
-        for task in &mut self.agents.tasks {
-            let is_of = |(asked, asker): (Incarnation, Asker)| asked == of && asker.shard == shard;
-            if !task.has_begun && task.asked_by.is_some_and(is_of) {
-                task.is_done = true;
-            }
-        }
-    }
-
-    /// Whether a task ran in a process that has died, so that it has no further effect.
-    fn died_with_its_asker(&mut self, task: usize) -> bool {
-        let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
-        let is_dead = asked_by.is_some_and(|(process, _)| !self.lives(process));
-        if is_dead && !std::mem::replace(&mut self.agents.tasks[task].is_done, true) {
-            self.seen.count(Sight::DiedWithItsAsker);
-        }
-        is_dead
-    }
-
-    /// Until when the process of a task is paused.
-    fn asker_sleeps_until(&self, task: usize) -> Option<Timestamp> {
-        let (process, _) = self.agents.tasks.get(task)?.asked_by?;
-        let until = self.schedulers[process.scheduler].paused_until;
-        (self.lives(process) && until > self.now).then_some(until)
-    }
-
-    /// Whether a reply needs no topic: the loop of its process takes it, or has died. A loop that
-    /// does not run the shard any more passes it on to the topic.
-    fn answers_directly(&mut self, task: usize, reply: &StepReply) -> bool {
-        if self.died_with_its_asker(task) {
-            return true;
-        }
-        let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
-        let Some((process, asker)) = asked_by else {
-            return false;
-        };
-        self.seen.count(Sight::AnsweredDirectly);
-        self.agents.tasks[task].is_done = true;
-        self.judge_reply(None, reply);
-        let reply = reply.clone();
-        let input = Input::Replied { asker, reply };
-        self.act_later(process.scheduler, 0, Act::Input(input));
-        true
-    }
-
-    /// The partition that an operation belongs to.
-    pub fn home_of(&self, operation: OperationId) -> usize {
-        partition_for(operation, self.plan.partitions).0 as usize
-    }
-
-    /// Whether the process that started something is still alive; the check itself may kill it.
-    fn agent_lives(&mut self, incarnation: u32) -> bool {
-        if incarnation != self.agents.incarnation {
-            return false;
-        }
-        if self.plan.agent_crashes == 0 || self.is_calm() || self.rng.below(60) > 0 {
-            return true;
-        }
-        self.plan.agent_crashes -= 1;
-        self.kill_agents();
-        false
-    }
-
-    /// The process of agents dies, and starts again.
-    pub fn kill_agents(&mut self) {
-        self.seen.count(Sight::AgentCrashes);
-        self.agents.incarnation += 1;
-        self.note_all(|| "the agents die".to_owned());
-        let incarnation = self.agents.incarnation;
-        for task in 0..self.agents.tasks.len() {
-            let state = &mut self.agents.tasks[task];
-            if state.is_done {
-                continue;
-            }
-            if state.asked_by.is_some() {
-                state.is_done = true;
-                continue;
-            }
-            state.is_unknown = false;
-            state.is_answered = false;
-            let (operation, step) = (state.request.operation, state.step);
-            self.services.effect(operation, step).has_copies = true;
-            let after = self.rng.below(RESTART_MICROS);
-            self.later(after, What::Deliver { task, incarnation });
-        }
     }
 }
 
@@ -472,7 +171,7 @@ fn outcome_of(outcome: &Outcome) -> String {
         Outcome::Transient { error } => format!("a transient failure, {}", error.code),
         Outcome::Permanent { error } => format!("a refusal, {}", error.code),
         Outcome::Unknown { error } => format!("an unknown outcome, {}", error.code),
-        Outcome::NotAttempted { .. } => "no attempt".to_owned(),
+        Outcome::NotAttempted { error, .. } => format!("no attempt, {}", error.code),
     }
 }
 

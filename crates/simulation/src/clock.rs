@@ -38,11 +38,6 @@ impl Clock {
         self.latest
     }
 
-    /// When the process's wall clock will show `local`.
-    pub fn true_time_of(&self, local: Timestamp) -> Timestamp {
-        shifted(local, -self.offset_micros)
-    }
-
     /// Sets the clock.
     pub fn set(&mut self, offset_micros: i64) {
         self.offset_micros = offset_micros;

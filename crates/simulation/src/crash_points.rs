@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use waybill_agent_core::QueueLimits;
 use waybill_engine::{
     AmendRequest, Amendment, CancelPolicy, CompensationDefinition, CreateRequest, EngineConfig,
     IdOrigin, OnFailure, OperationId, OperationRequest, Priority, RequestHash, RetryPolicy,
@@ -90,7 +91,16 @@ impl Course {
             transactions: false,
             direct: false,
             supervisor_crashes: 0,
+            agent_processes: 2,
+            agent_limits: QueueLimits {
+                workers: 2,
+                in_flight_max: 8,
+                in_flight_bytes_max: 1 << 20,
+            },
             agent_crashes: 0,
+            agent_pauses: 0,
+            agent_stops: 0,
+            spoils_agent_topic_at: None,
             interventions: 0,
             copies: 0,
             faults: 0,

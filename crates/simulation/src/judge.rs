@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    AlertKind, Amendment, Attempt, ByPriority, FailedOperation, OperationId, OperationRequest,
-    OperationRow, OperationStatus, OperatorAlert, OwnerNotice, Priority, ProcessState, Recovery,
-    RecoveryVerb, RequestHash, Source, StatusKind, StepReply, StepRequest, StepState, Timestamp,
-    TopicOffsets,
+    AlertKind, Amendment, Attempt, ByPriority, FailedOperation, OWNER_SUPERSEDED, OperationId,
+    OperationRequest, OperationRow, OperationStatus, OperatorAlert, Outcome, OwnerNotice, Priority,
+    ProcessState, Recovery, RecoveryVerb, RequestHash, Source, StatusKind, StepReply, StepRequest,
+    StepState, Timestamp, TopicOffsets,
 };
 use waybill_state::Lease;
 
@@ -46,6 +46,8 @@ struct Reply {
     step: usize,
     attempt: Attempt,
     undoes: bool,
+    /// It tells an owner that there is a newer one, which still awaits the reply to its own request.
+    refuses_owner: bool,
 }
 
 /// The judge's memory.
@@ -186,6 +188,10 @@ impl Run {
                 step,
                 attempt: reply.attempt,
                 undoes: reply.action == waybill_engine::Action::Compensate,
+                refuses_owner: matches!(
+                    &reply.outcome,
+                    Outcome::NotAttempted { error, .. } if error.code == OWNER_SUPERSEDED
+                ),
             });
         }
     }
@@ -465,6 +471,7 @@ impl Run {
             let reply = replies.iter().find(|reply| {
                 let step = &row.state.steps[reply.step];
                 reply.at < end
+                    && !reply.refuses_owner
                     && step.is_under_way()
                     && step.attempt == reply.attempt
                     && (step.action == waybill_engine::Action::Compensate) == reply.undoes

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use waybill_agent_core::QueueLimits;
 use waybill_engine::{EngineConfig, Timestamp, Workflows};
 use waybill_scheduler_core::LeaseTerms;
 
@@ -55,7 +56,15 @@ pub struct Plan {
     /// Whether agents run in the schedulers' processes, and are called without a topic.
     pub direct: bool,
     pub supervisor_crashes: u32,
+    pub agent_processes: usize,
+    /// The limits of each agent's queue.
+    pub agent_limits: QueueLimits,
     pub agent_crashes: u32,
+    pub agent_pauses: u32,
+    /// How often a process of agents stops gracefully.
+    pub agent_stops: u32,
+    /// When a record arrives at the topic of an agent that cannot be decoded.
+    pub spoils_agent_topic_at: Option<Timestamp>,
     pub interventions: u64,
     /// The percentage of messages that arrive twice.
     pub copies: u64,
@@ -106,10 +115,10 @@ impl Plan {
         let mut budget = |most: u64| u32::try_from(rng.below(most + 1)).unwrap();
         let (scheduler_crashes, scheduler_pauses) = (budget(4), budget(3));
         let scheduler_stops = budget(2);
-        let (agent_crashes, spoilt_rows) = match protection {
-            Protection::Tombstones | Protection::Settling => (budget(3), budget(1)),
+        let [agent_crashes, agent_pauses, agent_stops, spoilt_rows] = match protection {
+            Protection::Tombstones | Protection::Settling => [3, 2, 2, 1].map(&mut budget),
             // The evidence of late effects would be lost.
-            Protection::Evidence => (0, 0),
+            Protection::Evidence => [0; 4],
         };
         let repartitions = match rng.chance(35) {
             true => 1 + u32::try_from(rng.below(4)).unwrap(),
@@ -143,7 +152,16 @@ impl Plan {
             spoilt_rows,
             transactions: rng.chance(20),
             supervisor_crashes: u32::try_from(rng.below(4)).unwrap(),
+            agent_processes: 1 + rng.index(2),
+            agent_limits: QueueLimits {
+                workers: 1 + rng.index(3),
+                in_flight_max: 1 + rng.index(8),
+                in_flight_bytes_max: 1 << 20,
+            },
             agent_crashes,
+            agent_pauses,
+            agent_stops,
+            spoils_agent_topic_at: rng.chance(5).then(|| START + millis(rng, 10, 4_000)),
             interventions: rng.below(7),
             copies: rng.below(12),
             faults: [8, 25, 50][rng.index(3)],

@@ -3,8 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use waybill_engine::{Recovery, StepReply, Timestamp};
+use waybill_engine::{Recovery, StepReply, StepRequest, Timestamp};
+use waybill_scheduler_core::Asker;
 
+use crate::agents::{AgentAct, AgentLife, Arrival};
 use crate::schedulers::{Act, Incarnation};
 use crate::services::Deed;
 use crate::supervisor_calls::{Answer, Call};
@@ -28,13 +30,10 @@ pub enum What {
         recovery: Box<Recovery>,
         receipt: Option<Caller>,
     },
-    /// A record arrives at `step-replies`, and the agent receives the acknowledgement.
-    Reply {
-        task: usize,
-        incarnation: u32,
-        reply: Box<StepReply>,
-        is_copy: bool,
-    },
+    /// A reply arrives at `step-replies` that no process waits for.
+    Reply(Box<StepReply>),
+    /// A record of a process of agents arrives at its topic.
+    AgentRecord(Box<Arrival>),
 
     /// The number of shards changes.
     Repartition,
@@ -49,23 +48,33 @@ pub enum What {
     /// The store or the broker loses what would wake an operation.
     LoseWake,
 
-    /// A step request arrives at an agent.
-    Deliver { task: usize, incarnation: u32 },
+    /// Something happens to a process of agents, or that it has caused.
+    Agent { life: AgentLife, act: Box<AgentAct> },
+    /// The coordinator has not heard from a process of agents for long.
+    AgentSession(AgentLife),
+    /// The coordinator of the agents' consumer group looks at its members.
+    RebalanceAgents,
+    /// A record arrives at the topic of an agent that cannot be decoded.
+    SpoilAgentTopic,
+    /// A scheduler calls an agent in its process.
+    CallAgent {
+        of: Incarnation,
+        asker: Asker,
+        request: Box<StepRequest>,
+    },
     /// A call arrives at its service.
     Serve {
         task: usize,
-        incarnation: u32,
         deed: Deed,
         answer_at: Option<Timestamp>,
     },
     /// The service's answer arrives at the agent.
     Answer {
         task: usize,
-        incarnation: u32,
         outcome: Box<waybill_engine::Outcome>,
     },
     /// The agent stops waiting for an answer.
-    GiveUp { task: usize, incarnation: u32 },
+    GiveUp { task: usize },
 
     /// A supervisor's process starts.
     StartSupervisor { supervisor: usize, incarnation: u32 },
@@ -107,13 +116,18 @@ impl What {
             | Self::SupervisorCall { .. }
             | Self::SupervisorAnswer { .. }
             | Self::Acknowledged(_)
-            | Self::Rebalance { .. } => false,
+            | Self::Rebalance { .. }
+            | Self::Agent { .. }
+            | Self::AgentSession(_)
+            | Self::RebalanceAgents
+            | Self::SpoilAgentTopic => false,
             // A recovery without a receipt may wake an operation that has long ended.
             Self::Recovery { receipt, .. } => receipt.is_none(),
             Self::Ask(_)
             | Self::Operate
-            | Self::Reply { .. }
-            | Self::Deliver { .. }
+            | Self::Reply(_)
+            | Self::AgentRecord(_)
+            | Self::CallAgent { .. }
             | Self::Serve { .. }
             | Self::Answer { .. }
             | Self::GiveUp { .. } => true,

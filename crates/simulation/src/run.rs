@@ -119,7 +119,7 @@ impl Run {
         let one = |_| Self::new_scheduler(&plan, &mut rng, 0);
         let schedulers = (0..plan.schedulers).map(one).collect();
         let mut run = Self {
-            agents: Agents::new(),
+            agents: Agents::new(&plan, &mut rng),
             schedulers,
             supervisors: Supervisor::all(&plan, &mut rng),
             rng,
@@ -153,6 +153,7 @@ impl Run {
             let after = self.rng.below(10_000_000);
             self.later(after, What::Repartition);
         }
+        self.start_agents();
         for supervisor in 0..self.supervisors.len() {
             self.later(
                 1_000,
@@ -174,6 +175,9 @@ impl Run {
         }
         if let Some(at) = self.plan.loses_requests_at {
             self.queue.push(at, What::LoseRequests);
+        }
+        if let Some(at) = self.plan.spoils_agent_topic_at {
+            self.queue.push(at, What::SpoilAgentTopic);
         }
         if let Some(at) = self.plan.loses_wake_at {
             self.queue.push(at, What::LoseWake);
@@ -255,31 +259,26 @@ impl Run {
                 recovery,
                 receipt,
             } => self.recovery_arrives(partition, *recovery, receipt),
-            What::Reply {
-                task,
-                incarnation,
-                reply,
-                is_copy,
-            } => self.reply_arrives(task, incarnation, *reply, is_copy),
+            What::Reply(reply) => self.publish_reply(&reply),
+            What::AgentRecord(arrival) => self.agent_record_arrives(arrival),
             What::Repartition => self.repartition(),
             What::Scheduler(of, act) => self.scheduler_acts(of, *act),
             What::Woken(of) => self.woken(of),
             What::Retention { partition } => self.retain(partition),
             What::LoseRequests => self.lose_requests(),
             What::LoseWake => self.lose_wake(),
-            What::Deliver { task, incarnation } => self.deliver(task, incarnation),
+            What::Agent { life, act } => self.agent_acts(life, act),
+            What::AgentSession(life) => self.session_ends(life),
+            What::RebalanceAgents => self.rebalance_agents(),
+            What::SpoilAgentTopic => self.spoil_agent_topic(),
+            What::CallAgent { of, asker, request } => self.agent_called(of, asker, request),
             What::Serve {
                 task,
-                incarnation,
                 deed,
                 answer_at,
-            } => self.served(task, incarnation, deed, answer_at),
-            What::Answer {
-                task,
-                incarnation,
-                outcome,
-            } => self.answered(task, incarnation, *outcome),
-            What::GiveUp { task, incarnation } => self.give_up_call(task, incarnation),
+            } => self.served(task, deed, answer_at),
+            What::Answer { task, outcome } => self.answered(task, *outcome),
+            What::GiveUp { task } => self.give_up_call(task),
             What::StartSupervisor {
                 supervisor,
                 incarnation,
@@ -364,7 +363,7 @@ impl Run {
                 let index = self.rng.index(self.supervisors.len());
                 self.supervisors[index].clock.set(offset);
             }
-            _ => self.agents.set_clock(offset),
+            _ => self.agents.set_clock(&mut self.rng, offset),
         }
         self.note_all(|| format!("a clock is set, now {offset} µs off"));
     }
@@ -388,7 +387,7 @@ impl Run {
     fn is_over(&self) -> bool {
         self.is_calm()
             && self.queue.is_idle()
-            && self.agents.is_idle()
+            && self.agents_rest()
             && self.store.rows().all(|row| {
                 if self.is_refused(self.home_of(row.id)) {
                     return true;

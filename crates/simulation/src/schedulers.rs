@@ -39,7 +39,7 @@ const DRIFT_MAX: u64 = 10_000;
 const AHEAD_MICROS: u64 = 1_800_000;
 
 /// One life of a scheduler's process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Incarnation {
     pub scheduler: usize,
     pub number: u32,
@@ -184,7 +184,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    fn now(&mut self, now: Timestamp) -> Now {
+    pub fn now(&mut self, now: Timestamp) -> Now {
         let boot = now.since(START).saturating_sub(self.stood_still);
         let drift = boot * u32::try_from(self.drift).unwrap() / 1_000_000;
         Now {

@@ -190,14 +190,16 @@ impl Run {
         let mut replies = replies.iter().filter(|reply| {
             (reply.step, reply.attempt, reply.undoes) == (index, before.attempt, undoes)
         });
-        let first_reply = replies.next().map(|reply| reply.at);
+        let is_answered = replies.clone().next().is_some();
+        let first_reply = replies.find(|reply| !reply.refuses_owner);
+        let first_reply = first_reply.map(|reply| reply.at);
         let time_is_up = writer.local >= complete_by + self.plan.config.timeout_grace;
         let turned_round = has_turned_round(&old.state, state);
         let by_hand = state.history.len() > old.state.history.len();
         let mut late = self.judge.replies.get(&id).into_iter().flatten();
         let was_undone = before.state == StepState::Compensating;
         let superseded = was_undone && late.any(|reply| reply.step == index && !reply.undoes);
-        if first_reply.is_none() && !time_is_up && !turned_round && !by_hand && !superseded {
+        if !is_answered && !time_is_up && !turned_round && !by_hand && !superseded {
             self.fail(Rule::AttemptCutShort, id, || {
                 format!(
                     "step {index}: {before:?} became {after:?} at {:?}",

@@ -325,16 +325,7 @@ impl Run {
             intents.retain(|intent| (intent.operation, intent.step) != (request.operation, step));
             let outputs = Vec::new();
             let reply = Box::new(StepReply::to(request, Outcome::Success { outputs }));
-            let (task, incarnation) = self.agents.nobody();
-            self.later(
-                3_000,
-                What::Reply {
-                    task,
-                    incarnation,
-                    reply,
-                    is_copy: true,
-                },
-            );
+            self.later(3_000, What::Reply(reply));
         }
         (kept, intents)
     }

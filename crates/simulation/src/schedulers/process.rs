@@ -242,7 +242,7 @@ impl Run {
                 let after = self.travel();
                 self.act_later(index, after, Act::PassedOn(reply));
             }
-            Effect::Forget(shard) => self.forget_tasks(index, shard),
+            Effect::Forget(shard) => self.forget_requests(index, shard),
             Effect::CopyCheckpoint {
                 partition,
                 checkpoint,

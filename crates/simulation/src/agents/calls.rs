@@ -1,0 +1,232 @@
+//! The attempts of agents: each calls its service once or a few times.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use waybill_agent_core::Work;
+use waybill_engine::{Action, Now, Outcome, Timestamp};
+
+use super::{Home, Task, name_of, outcome_of};
+use crate::bugs::Bug;
+use crate::queue::What;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::services::{Deed, error};
+use crate::workload::{CALL_LATE_MICROS, Protection};
+
+impl Run {
+    /// Starts an attempt.
+    pub(super) fn begin_attempt<S>(&mut self, agent: usize, home: Home, work: Work<S>, now: Now) {
+        let left = work.deadline.left(now.boot);
+        let retries_left = u32::try_from(self.rng.below(3)).unwrap();
+        let step = self.step_of(&work.request);
+        self.agents.tasks.push(Task {
+            step,
+            request: Rc::new(work.request),
+            agent,
+            home,
+            deadline: work.deadline,
+            began: now.boot,
+            ends_at: self.now + left,
+            retries_left,
+            is_unknown: false,
+            gave_up: false,
+            has_ended: false,
+        });
+        let task = self.agents.tasks.len() - 1;
+        if self.fault(self.plan.faults / 6) {
+            let retry_after_ms = u32::try_from(self.rng.below(1_500)).unwrap();
+            let error = error("breaker-open");
+            let outcome = Outcome::NotAttempted {
+                error,
+                retry_after_ms,
+            };
+            return self.end_attempt(task, Some(outcome));
+        }
+        self.call(task);
+    }
+
+    /// One try at the service.
+    fn call(&mut self, task: usize) {
+        let request = Rc::clone(&self.agents.tasks[task].request);
+        self.note(request.operation, || {
+            format!("agent: tries {}", name_of(&request))
+        });
+        let protection = self.plan.protection;
+        let ends_at = self.agents.tasks[task].ends_at;
+        let (mut reaches, mut back) = (self.travel(), self.travel());
+        let mut deed = Deed::Do;
+        let mut is_silent = false;
+        if request.action == Action::Run && self.plan.refused_step == Some(&*request.step) {
+            deed = Deed::Refuse;
+        } else if self.fault(self.plan.faults) {
+            match self.rng.below(10) {
+                0..=3 => deed = Deed::Fail,
+                4 => deed = Deed::Refuse,
+                // The call takes effect but is never answered.
+                5..=6 => is_silent = protection != Protection::Evidence,
+                // The call may take effect much later.
+                7..=8 => reaches = self.rng.below(12_000_000),
+                _ => {
+                    deed = Deed::Fail;
+                    is_silent = true;
+                }
+            }
+        }
+        if protection == Protection::Settling && self.bug != Some(Bug::WorkPastCompleteBy) {
+            let latest = ends_at.since(self.now) + Duration::from_micros(CALL_LATE_MICROS);
+            reaches = reaches.min(u64::try_from(latest.as_micros()).unwrap());
+        }
+        if self.is_calm() {
+            (reaches, back) = (200, 200);
+        }
+        let answer_at = self.now + Duration::from_micros(reaches + back);
+        let patience = ends_at.since(self.now);
+        let waits_for = Duration::from_micros(
+            self.rng
+                .below(u64::try_from(patience.as_micros()).unwrap() + 1),
+        );
+        let waits_long = protection == Protection::Evidence || self.rng.chance(70);
+        let give_up_at = self.now + if waits_long { patience } else { waits_for };
+        let is_in_time = !is_silent && answer_at < give_up_at;
+        let is_answered = !is_silent && (protection == Protection::Evidence || is_in_time);
+        self.agents.tasks[task].gave_up = false;
+        self.later(
+            reaches,
+            What::Serve {
+                task,
+                deed,
+                answer_at: is_answered.then_some(answer_at),
+            },
+        );
+        if !is_in_time {
+            self.queue.push(give_up_at, What::GiveUp { task });
+        }
+    }
+
+    /// A call reaches its service, even if the agent has died.
+    pub fn served(&mut self, task: usize, deed: Deed, answer_at: Option<Timestamp>) {
+        let (request, step) = {
+            let task = &self.agents.tasks[task];
+            (Rc::clone(&task.request), task.step)
+        };
+        let mut key = request.idempotency_key();
+        if self.bug == Some(Bug::KeyPerAttempt) {
+            key = format!("{key}/{}", request.attempt);
+        }
+        let outcome = self.serve(&request, key, step, deed);
+        if let Some(at) = answer_at {
+            let outcome = Box::new(outcome);
+            self.queue.push(at, What::Answer { task, outcome });
+        }
+    }
+
+    /// The service's answer reaches the agent.
+    pub fn answered(&mut self, task: usize, outcome: Outcome) {
+        if !self.is_home_alive(task) {
+            return;
+        }
+        if let Some(at) = self.home_sleeps_until(task) {
+            let outcome = Box::new(outcome);
+            return self.queue.push(at, What::Answer { task, outcome });
+        }
+        let is_evidence = self.plan.protection == Protection::Evidence;
+        let now = self.now;
+        let state = &mut self.agents.tasks[task];
+        if state.has_ended {
+            if is_evidence {
+                self.report_late(task, outcome);
+            }
+            return;
+        }
+        if state.gave_up {
+            return;
+        }
+        let may_try_again = state.retries_left > 0 && now < state.ends_at;
+        if matches!(outcome, Outcome::Transient { .. }) && may_try_again {
+            state.retries_left -= 1;
+            return self.call(task);
+        }
+        let outcome = match outcome {
+            Outcome::Transient { error } | Outcome::Permanent { error } if state.is_unknown => {
+                Outcome::Unknown { error }
+            }
+            outcome => outcome,
+        };
+        self.end_attempt(task, Some(outcome));
+    }
+
+    /// The service did not answer in time.
+    pub fn give_up_call(&mut self, task: usize) {
+        if self.agents.tasks[task].has_ended || !self.is_home_alive(task) {
+            return;
+        }
+        if let Some(at) = self.home_sleeps_until(task) {
+            return self.queue.push(at, What::GiveUp { task });
+        }
+        let gives_an_outcome = self.rng.chance(60);
+        let state = &mut self.agents.tasks[task];
+        let request = Rc::clone(&state.request);
+        self.history.note(self.now, Some(request.operation), || {
+            format!("agent: gives up waiting for {}", name_of(&request))
+        });
+        state.is_unknown = true;
+        state.gave_up = true;
+        let ends_at = state.ends_at;
+        if self.now >= ends_at {
+            self.end_attempt(task, None);
+        } else if !gives_an_outcome {
+            self.queue.push(ends_at, What::GiveUp { task });
+        } else if state.retries_left > 0 {
+            state.retries_left -= 1;
+            self.call(task);
+        } else {
+            let error = error("no-answer");
+            self.end_attempt(task, Some(Outcome::Unknown { error }));
+        }
+    }
+
+    /// An attempt ends with an outcome, or because its time is over.
+    fn end_attempt(&mut self, task: usize, outcome: Option<Outcome>) {
+        let state = &mut self.agents.tasks[task];
+        state.has_ended = true;
+        let (request, home) = (Rc::clone(&state.request), state.home);
+        self.note(request.operation, || {
+            let came_to = outcome.as_ref().map(outcome_of);
+            let came_to = came_to.unwrap_or_else(|| "no outcome in time".to_owned());
+            format!("agent: {} came to {came_to}", name_of(&request))
+        });
+        match home {
+            Home::Topic { life, source } => self.end_attempt_of_topic(task, life, source, outcome),
+            Home::Direct { of, asker } => self.end_direct_attempt(task, of, asker, outcome),
+        }
+    }
+
+    /// Whether the process that an attempt runs in still lives; the check itself may kill it.
+    fn is_home_alive(&mut self, task: usize) -> bool {
+        match self.agents.tasks[task].home {
+            Home::Topic { life, .. } => {
+                self.agents.lives(life) && {
+                    self.agent_faults(life.process);
+                    self.agents.lives(life)
+                }
+            }
+            Home::Direct { of, .. } => {
+                let lives = self.lives(of);
+                if !lives && !std::mem::replace(&mut self.agents.tasks[task].has_ended, true) {
+                    self.seen.count(Sight::DiedWithItsAsker);
+                }
+                lives
+            }
+        }
+    }
+
+    /// Until when the process that an attempt runs in is paused.
+    fn home_sleeps_until(&self, task: usize) -> Option<Timestamp> {
+        let until = match self.agents.tasks[task].home {
+            Home::Topic { life, .. } => self.agents.processes[life.process].paused_until,
+            Home::Direct { of, .. } => self.schedulers[of.scheduler].paused_until,
+        };
+        (until > self.now).then_some(until)
+    }
+}

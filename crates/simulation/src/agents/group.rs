@@ -1,0 +1,225 @@
+//! The topics of agents, and the consumer group of the processes that read them.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use waybill_engine::{Offset, StepRequest, Timestamp, partition_for};
+
+use super::{AgentLife, Agents, PARTITIONS};
+use crate::history::Rule;
+use crate::queue::What;
+use crate::run::Run;
+use crate::schedulers::offset;
+use crate::seen::Sight;
+
+/// After this the coordinator takes the partitions of a silent member away.
+pub(super) const SESSION: Duration = Duration::from_secs(1);
+/// How long the coordinator waits for a member to give its partitions up before it looks again.
+const LOOK_AGAIN_MICROS: u64 = 200_000;
+
+/// A partition of the topic of an agent.
+#[derive(Debug, Default)]
+pub(super) struct RequestLog {
+    pub(super) records: Vec<LoggedRequest>,
+    committed: usize,
+    owner: Option<AgentLife>,
+}
+
+/// A record of an agent's topic.
+#[derive(Debug)]
+pub(super) struct LoggedRequest {
+    /// `None` if it cannot be decoded.
+    pub(super) request: Option<Rc<StepRequest>>,
+    pub(super) was_read: bool,
+    /// Its reply or its dead letter was appended.
+    pub(super) is_settled: bool,
+    /// When nobody awaits its reply any more, according to a process that has read it.
+    pub(super) is_over_at: Option<Timestamp>,
+}
+
+impl LoggedRequest {
+    fn new(request: Option<StepRequest>) -> Self {
+        Self {
+            request: request.map(Rc::new),
+            was_read: false,
+            is_settled: false,
+            is_over_at: None,
+        }
+    }
+}
+
+impl RequestLog {
+    pub(super) fn is_owned(&self) -> bool {
+        self.owner.is_some()
+    }
+
+    pub(super) fn is_owned_by(&self, life: AgentLife) -> bool {
+        self.owner == Some(life)
+    }
+}
+
+impl Run {
+    pub(super) fn append_request(&mut self, request: StepRequest) {
+        let agent = self.agents.number_of(&request.agent);
+        let partition = partition_for(request.operation, PARTITIONS);
+        self.append(Agents::log_of(agent, partition), Some(request));
+    }
+
+    /// A record arrives at the topic of an agent that cannot be decoded.
+    pub fn spoil_agent_topic(&mut self) {
+        let log = self.rng.index(self.agents.logs.len());
+        self.append(log, None);
+    }
+
+    fn append(&mut self, log: usize, request: Option<StepRequest>) {
+        let log = &mut self.agents.logs[log];
+        log.records.push(LoggedRequest::new(request));
+        if let Some(life) = log.owner {
+            let after = self.travel();
+            self.want_poll(life, Duration::from_micros(after));
+        }
+    }
+
+    /// Whether the owner of every partition has read it to its end.
+    pub(super) fn every_request_was_read(&self) -> bool {
+        let mut logs = self.agents.logs.iter().enumerate();
+        logs.all(|(index, log)| {
+            log.owner.is_some_and(|life| {
+                let process = &self.agents.processes[life.process];
+                process.next.get(&index) == Some(&log.records.len())
+            })
+        })
+    }
+
+    /// The coordinator of the group will look at its members.
+    pub(super) fn want_rebalance(&mut self, micros: u64) {
+        let at = self.now + Duration::from_micros(micros);
+        if self.agents.rebalances_at.is_none_or(|before| at < before) {
+            self.agents.rebalances_at = Some(at);
+            self.queue.push(at, What::RebalanceAgents);
+        }
+    }
+
+    /// The coordinator gives each partition to a member of the group.
+    pub fn rebalance_agents(&mut self) {
+        if self.agents.rebalances_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.agents.rebalances_at = None;
+        let processes = self.agents.processes.iter().enumerate();
+        let members = processes.filter(|(_, process)| process.is_member);
+        let members: Vec<usize> = members.map(|(index, _)| index).collect();
+        for log in 0..self.agents.logs.len() {
+            let (agent, partition) = Agents::topic_of(log);
+            let spread = agent + partition.0 as usize;
+            let wanted = match members.len() {
+                0 => None,
+                count => Some(members[spread % count]),
+            };
+            let wanted = wanted.map(|process| self.agents.life(process));
+            let owner = self.agents.logs[log].owner;
+            if owner == wanted {
+                continue;
+            }
+            if let Some(life) = owner.filter(|life| self.agents.lives(*life)) {
+                let process = &self.agents.processes[life.process];
+                if process.is_member && process.paused_until > self.now {
+                    // It does not answer. Its session may end.
+                    self.want_rebalance(LOOK_AGAIN_MICROS);
+                    continue;
+                }
+                if process.is_member {
+                    self.seen.count(Sight::RequestsHandedOver);
+                    self.give_up_log(life, log);
+                }
+            }
+            self.agents.logs[log].owner = None;
+            let Some(wanted) = wanted else {
+                continue;
+            };
+            match self.agents.processes[wanted.process].is_awake(self.now) {
+                true => self.assign_log(wanted, log),
+                false => self.want_rebalance(LOOK_AGAIN_MICROS),
+            }
+        }
+    }
+
+    /// The coordinator has not heard from a member for long.
+    pub fn session_ends(&mut self, life: AgentLife) {
+        let process = &mut self.agents.processes[life.process];
+        if process.number == life.number && !process.is_awake(self.now) {
+            process.is_member = false;
+            self.note_all(|| format!("the session of agent process {} ends", life.process));
+            self.want_rebalance(0);
+        }
+    }
+
+    fn assign_log(&mut self, life: AgentLife, log: usize) {
+        let (agent, partition) = Agents::topic_of(log);
+        let of_log = &mut self.agents.logs[log];
+        of_log.owner = Some(life);
+        let process = &mut self.agents.processes[life.process];
+        if let Some(agent_loop) = &mut process.agent_loop {
+            agent_loop.assign(agent, partition);
+            process.next.insert(log, of_log.committed);
+        }
+        let after = self.travel();
+        self.want_poll(life, Duration::from_micros(after));
+    }
+
+    /// A member gives a partition up, and commits how far it has come.
+    pub(super) fn give_up_log(&mut self, life: AgentLife, log: usize) {
+        if let Some(offset) = self.revoke_log(life, log) {
+            self.take_commit(life, log, offset);
+        }
+        self.agents.logs[log].owner = None;
+    }
+
+    /// A member has lost a partition.
+    pub(super) fn revoke_log(&mut self, life: AgentLife, log: usize) -> Option<Offset> {
+        let (agent, partition) = Agents::topic_of(log);
+        let process = &mut self.agents.processes[life.process];
+        process.next.remove(&log);
+        let agent_loop = process.agent_loop.as_mut()?;
+        agent_loop.revoke(agent, partition)
+    }
+
+    /// Commits arrive at the coordinator.
+    pub(super) fn commits_arrive(&mut self, life: AgentLife, commits: Vec<(usize, Offset)>) {
+        for (log, to) in commits {
+            match self.agents.logs[log].is_owned_by(life) {
+                true => self.take_commit(life, log, to),
+                false => self.seen.count(Sight::AgentCommitsRefused),
+            }
+        }
+    }
+
+    /// A commit must not pass a request that is not done.
+    fn take_commit(&mut self, life: AgentLife, log: usize, to: Offset) {
+        let of_log = &mut self.agents.logs[log];
+        let latest = self.agents.processes[life.process].clock.latest();
+        let to = usize::try_from(to.0).unwrap();
+        let now = self.now;
+        let open = (of_log.committed..to).find(|&at| {
+            let Some(record) = of_log.records.get(at) else {
+                return true;
+            };
+            let is_late = record.is_over_at.is_some_and(|over| over <= now)
+                || (record.request.as_ref()).is_some_and(|of| of.complete_by <= latest);
+            !record.is_settled && !is_late
+        });
+        of_log.committed = of_log.committed.max(to);
+        if let Some(at) = open {
+            let record = of_log.records.get(at);
+            let request = record.and_then(|record| record.request.clone());
+            let operation = request.as_ref().map(|request| request.operation);
+            self.fail(Rule::RequestPassedOver, operation, || {
+                format!(
+                    "process {} commits offset {} of log {log}, {request:?} is not done",
+                    life.process,
+                    offset(to).0
+                )
+            });
+        }
+    }
+}
