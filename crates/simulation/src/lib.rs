@@ -1,9 +1,9 @@
-//! A simulator for the engine, the scheduler's loop and the supervisor's, the code that ships. The
-//! logs, store, agents, services, callers and operators are simulated in memory, with virtual time
-//! and a seed. All kinds of faults are injected: processes die between any two actions, or pause and
-//! resume too late; clocks are wrong; messages arrive late, twice and out of order; services
-//! succeed, fail, hang and refuse. A judge checks the invariants on every write, message and
-//! checkpoint, and the whole run at its end. See `docs/simulator.md`.
+//! A simulator for the engine and the loops of schedulers, supervisors and agents, the code that
+//! ships. The logs, store, handlers, services, callers and operators are simulated in memory, with
+//! virtual time and a seed. All kinds of faults are injected: processes die between any two actions,
+//! or pause and resume too late; clocks are wrong; messages arrive late, twice and out of order;
+//! services succeed, fail, hang and refuse. A judge checks the invariants on every write, message
+//! and checkpoint, and the whole run at its end. See `docs/simulator.md`.
 //!
 //! A failing seed prints its number, and the history of the affected operation in a smaller run that
 //! breaks the same rule. `WAYBILL_TEST_SEED=<n>`
