@@ -173,6 +173,8 @@ pub struct Scheduler {
     /// Where the inbox ended when a shard was taken over.
     inbox_ends: BTreeMap<Generation, usize>,
     writes: BTreeMap<CommitNumber, Write>,
+    /// Writes that failed, until it learns that.
+    unanswered: BTreeSet<CommitNumber>,
     unsettled: BTreeMap<SendNumber, Unsettled>,
     /// Attempts that the rows of a shard intend, until its messages are sent.
     intents: BTreeMap<(ShardId, Generation), Vec<Intent>>,
@@ -273,6 +275,7 @@ impl Run {
             acquiring: BTreeMap::new(),
             inbox_ends: BTreeMap::new(),
             writes: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
             unsettled: BTreeMap::new(),
             intents: BTreeMap::new(),
             new_intents: BTreeSet::new(),

@@ -214,7 +214,7 @@ impl PartitionEngine {
         let written_at = row.state.updated_at;
         let was_left_cleanly = is_final || row.state.locked_by.is_none();
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
-        let mut resident = ResidentOperation::load(row, &self.workflows, now);
+        let mut resident = ResidentOperation::load(row, is_own, &self.workflows, now);
         // Also write the immutable columns with this owner's stamp, so that no late write of a
         // previous owner can replace the announced values: its create of the same operation has
         // another time.

@@ -181,15 +181,21 @@ impl ResidentOperation {
         }
     }
 
-    /// An operation, as loaded from the store.
-    pub(super) fn load(row: OperationRow, workflows: &Workflows, now: Timestamp) -> Self {
+    /// An operation, as loaded from the store. `is_own`: this owner has written the row, and left
+    /// it.
+    pub(super) fn load(
+        row: OperationRow,
+        is_own: bool,
+        workflows: &Workflows,
+        now: Timestamp,
+    ) -> Self {
         let workflow = workflow_of(&row, workflows).cloned();
-        // A clean hand-off leaves an index entry at the row's next due time. For any other row, the
-        // instant of its entry is unknown.
-        let handed_off = row.state.handed_off && row.state.locked_by.is_none();
+        // A hand-off leaves an index entry at the row's next due time. If another owner wrote it, the
+        // sweep may have passed the entry: that owner may have died before it looked.
+        let is_indexed = row.state.handed_off && is_own;
         Self {
             bytes: weight(&row.created, &row.state),
-            indexed: row.state.next_due.filter(|_| handed_off),
+            indexed: row.state.next_due.filter(|_| is_indexed),
             ..Self::of(row.id, row.created, row.state, workflow, now)
         }
     }

@@ -325,6 +325,17 @@ fn a_reply_resumes_a_handed_off_operation_without_new_requests() {
     );
 }
 
+/// The owner that handed it off may have died before it compared its entry with the cursor of the
+/// sweep.
+#[test]
+fn a_new_owner_trusts_no_index_entry_of_another_one() {
+    let mut fixture = handed_off();
+    fixture.restart(1, 0);
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    assert_eq!(summary(&fixture.round())[0], "index 15500");
+}
+
 #[test]
 fn an_earlier_due_time_gets_a_new_index_entry() {
     let mut fixture = handed_off();

@@ -466,9 +466,10 @@ impl Run {
     /// No attempt starts past complete-by, for an owner that is known to be superseded, or in a
     /// partition that the process has given up.
     fn check_start(&mut self, life: AgentLife, work: &Work<Source>) {
+        let now = self.now;
         let process = self.agents.process(life);
         let request = &work.request;
-        let wall = process.clock.latest();
+        let wall = process.clock.read(now);
         let log = Agents::log_of(work.source.topic, work.source.partition);
         let is_held = process.next.contains_key(&log);
         let newest = request.shard.and_then(|shard| process.newest.get(&shard));

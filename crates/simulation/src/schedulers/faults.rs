@@ -91,7 +91,9 @@ impl Run {
         scheduler.paused_until = self.now + pause;
         scheduler.was_paused = Some(pause);
         scheduler.was_suspended = is_suspended;
-        let is_writing = !scheduler.writes.is_empty() || !scheduler.effects.is_empty();
+        let is_writing = !scheduler.writes.is_empty()
+            || !scheduler.unanswered.is_empty()
+            || !scheduler.effects.is_empty();
         scheduler.was_clean = !is_writing && !scheduler.has_news;
         if self.bug == Some(Bug::IgnoreLease) {
             scheduler.stood_still += pause;

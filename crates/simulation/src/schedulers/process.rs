@@ -66,6 +66,9 @@ impl Run {
             self.settled(index, *number, result.is_ok());
         }
         let scheduler = &mut self.schedulers[index];
+        if let Input::Committed { number, .. } = &input {
+            scheduler.unanswered.remove(number);
+        }
         let now = scheduler.now(self.now);
         let Some(scheduler_loop) = &mut scheduler.scheduler_loop else {
             return;

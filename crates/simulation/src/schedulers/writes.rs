@@ -138,6 +138,7 @@ impl Run {
                     Some(Bug::AssumeDurable) => Ok(Written::default()),
                     _ => Err(unknown()),
                 };
+                self.schedulers[index].unanswered.insert(number);
                 let failed = Act::Input(Input::Committed { number, result });
                 self.act_later(index, after, failed);
                 if is_cut_off || self.rng.chance(50) {
