@@ -267,7 +267,7 @@ impl Run {
             What::Retention { partition } => self.retain(partition),
             What::LoseRequests => self.lose_requests(),
             What::LoseWake => self.lose_wake(),
-            What::Agent { life, act } => self.agent_acts(life, act),
+            What::Agent { life, act } => self.agent_acts(life, *act),
             What::AgentSession(life) => self.session_ends(life),
             What::RebalanceAgents => self.rebalance_agents(),
             What::SpoilAgentTopic => self.spoil_agent_topic(),

@@ -169,8 +169,8 @@ impl Run {
     }
 
     /// Something happens to a process.
-    pub fn agent_acts(&mut self, life: AgentLife, act: Box<AgentAct>) {
-        let act = match *act {
+    pub fn agent_acts(&mut self, life: AgentLife, act: AgentAct) {
+        let act = match act {
             AgentAct::Commit(commits) => return self.commits_arrive(life, commits),
             act => act,
         };
