@@ -46,7 +46,7 @@ struct Reply {
     step: usize,
     attempt: Attempt,
     undoes: bool,
-    /// It tells an owner that there is a newer one, which still awaits the reply to its own request.
+    /// An agent refused the sender as superseded. The newer owner ignores this reply.
     refuses_owner: bool,
 }
 

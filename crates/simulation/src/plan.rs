@@ -63,7 +63,7 @@ pub struct Plan {
     pub agent_pauses: u32,
     /// How often a process of agents stops gracefully.
     pub agent_stops: u32,
-    /// When a record arrives at the topic of an agent that cannot be decoded.
+    /// When an undecodable record arrives at an agent's topic.
     pub spoils_agent_topic_at: Option<Timestamp>,
     pub interventions: u64,
     /// The percentage of messages that arrive twice.

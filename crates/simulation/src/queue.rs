@@ -54,7 +54,7 @@ pub enum What {
     AgentSession(AgentLife),
     /// The coordinator of the agents' consumer group looks at its members.
     RebalanceAgents,
-    /// A record arrives at the topic of an agent that cannot be decoded.
+    /// An undecodable record arrives at an agent's topic.
     SpoilAgentTopic,
     /// A scheduler calls an agent in its process.
     CallAgent {

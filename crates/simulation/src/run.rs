@@ -22,7 +22,7 @@ use crate::services::Services;
 use crate::store::{Store, position};
 use crate::supervisors::Supervisor;
 
-/// How long after a planned crash processes start again.
+/// How long after a planned crash schedulers and supervisors start again.
 const RESTART_MICROS: u64 = 1_000;
 /// A limit that no run reaches.
 const EVENTS_MAX: u64 = 400_000;

@@ -9,7 +9,6 @@ use super::{AgentLife, Agents, PARTITIONS};
 use crate::history::Rule;
 use crate::queue::What;
 use crate::run::Run;
-use crate::schedulers::offset;
 use crate::seen::Sight;
 
 /// After this the coordinator takes the partitions of a silent member away.
@@ -65,7 +64,7 @@ impl Run {
         self.append(Agents::log_of(agent, partition), Some(request));
     }
 
-    /// A record arrives at the topic of an agent that cannot be decoded.
+    /// An undecodable record arrives at an agent's topic.
     pub fn spoil_agent_topic(&mut self) {
         let log = self.rng.index(self.agents.logs.len());
         self.append(log, None);
@@ -216,8 +215,7 @@ impl Run {
             self.fail(Rule::RequestPassedOver, operation, || {
                 format!(
                     "process {} commits offset {} of log {log}, {request:?} is not done",
-                    life.process,
-                    offset(to).0
+                    life.process, to
                 )
             });
         }

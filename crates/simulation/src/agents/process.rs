@@ -58,8 +58,6 @@ pub(super) struct AgentProcess {
     pub(super) is_member: bool,
     /// Where it reads each of its partitions on.
     pub(super) next: BTreeMap<usize, usize>,
-    /// Whether there may be something to commit.
-    pub(super) has_progress: bool,
     /// The workers of each agent.
     workers: Vec<Workers>,
     polls_at: Option<Timestamp>,
@@ -113,7 +111,6 @@ impl AgentProcess {
             agent_loop: None,
             is_member: false,
             next: BTreeMap::new(),
-            has_progress: false,
             workers: Vec::new(),
             polls_at: None,
             commits_at: START,
@@ -190,7 +187,6 @@ impl Run {
             AgentAct::Poll => self.poll_requests(life),
             AgentAct::Acknowledged(sent) => {
                 let process = self.agents.process(life);
-                process.has_progress = true;
                 if let Some(agent_loop) = &mut process.agent_loop {
                     agent_loop.acknowledged(sent);
                 }
@@ -228,7 +224,7 @@ impl Run {
         }
     }
 
-    fn want_commit(&mut self, life: AgentLife) {
+    pub(super) fn want_commit(&mut self, life: AgentLife) {
         let at = self.agents.process(life).commits_at;
         self.want_poll(life, at.since(self.now));
     }
@@ -250,11 +246,9 @@ impl Run {
         if !self.agents.lives(life) {
             return;
         }
-        if self.now >= self.agents.process(life).commits_at {
-            self.commit(life);
-        }
-        if self.agents.process(life).has_progress {
-            self.want_commit(life);
+        match self.now >= self.agents.process(life).commits_at {
+            true => self.commit(life),
+            false => self.want_commit(life),
         }
         if self.agents.process(life).drains_until.is_some() {
             self.drain(life);
@@ -287,7 +281,6 @@ impl Run {
         };
         let due = agent_loop.due_resends(now);
         let has_more = agent_loop.has_resends();
-        process.has_progress = true;
         for outgoing in due {
             self.seen.count(Sight::AgentRecordsSentAgain);
             self.send_record(life, outgoing);
@@ -365,7 +358,6 @@ impl Run {
             }
             Admission::Late => {
                 self.seen.count(Sight::ExpiredAtAgent);
-                self.agents.process(life).has_progress = true;
                 self.note(request.operation, || {
                     format!("agent: {} is past complete-by", super::name_of(&request))
                 });
@@ -502,7 +494,6 @@ impl Run {
         match ended {
             Ended::Answer(outcome) => Some(outcome),
             Ended::GivenUp => {
-                process.has_progress = true;
                 self.want_commit(life);
                 None
             }
@@ -540,7 +531,6 @@ impl Run {
         let now = self.now;
         let process = self.agents.process(life);
         process.commits_at = now + COMMIT_EVERY;
-        process.has_progress = false;
         let Some(agent_loop) = &mut process.agent_loop else {
             return;
         };

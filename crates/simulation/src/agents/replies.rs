@@ -149,7 +149,7 @@ impl Run {
                 let log = Agents::log_of(sent.source.topic, sent.source.partition);
                 let at = usize::try_from(sent.source.offset.0).unwrap();
                 self.agents.logs[log].records[at].is_settled = true;
-                self.agents.processes[life.process].has_progress = true;
+                self.want_commit(life);
             }
         }
     }
