@@ -35,6 +35,8 @@ pub use futures_util::future::BoxFuture;
 pub use handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
 pub use instance::{InstanceError, InstancePlace};
 pub use metrics::METRICS;
-pub use run::{Agents, AgentsError, AgentsSettings, DirectAgents, DirectConfig, StartError};
+pub use run::{
+    Agents, AgentsError, AgentsSettings, DirectAgents, DirectConfig, StartError, WorkerPanicked,
+};
 pub use template::{RenderError, TemplateError};
 pub use waybill_engine::{Action, Outcome, Outputs, StepError, StepRequest};

@@ -11,7 +11,7 @@
 //! * **No agent blocks another.** Handlers run on the runtime; polling stops only while the broker
 //!   accepts no records, while partitions cannot be paused, and during a drain.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
-//!   unchanged; a panic ends one attempt. A record that cannot be decoded *yet*, because the schema
+//!   unchanged; a panic of a handler ends one attempt. A record that cannot be decoded *yet*, because the schema
 //!   registry is unavailable, is kept, and reading pauses in the meantime.
 
 mod attempt;
@@ -21,6 +21,7 @@ mod outbox;
 mod poller;
 mod state;
 mod worker;
+mod workers;
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use poller::{Poller, Signal};
 pub(crate) use attempt::attempt;
 pub use direct::{DirectAgents, DirectConfig};
 pub(crate) use waybill_clock::wall_clock;
+pub use workers::WorkerPanicked;
 
 /// Settings of the run loop.
 #[derive(Clone, Debug)]
@@ -116,6 +118,9 @@ pub enum AgentsError {
     /// The consumer cannot continue.
     #[error("the agents' topics can no longer be read")]
     Poll(#[from] PollError),
+    /// An attempt has no answer, and its record is never done.
+    #[error(transparent)]
+    Worker(#[from] WorkerPanicked),
     /// The polling thread panicked.
     #[error("the agents' polling thread panicked")]
     Panicked,

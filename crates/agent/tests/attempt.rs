@@ -144,6 +144,32 @@ async fn no_action_starts_continues_or_is_answered_past_complete_by() {
     }
 }
 
+/// Never ends on its own, and panics when it is dropped.
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+impl Handler for PanicsWhenDropped {
+    fn run<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        Box::pin(async {
+            let _guard = Self;
+            std::future::pending().await
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_an_attempt_that_its_deadline_ends_is_caught() {
+    // Forgotten, because dropping it panics as well.
+    let handler = std::mem::ManuallyDrop::new(PanicsWhenDropped);
+    let soon = request(Action::Run).complete_within(Duration::from_millis(30));
+    assert_eq!(attempt(&*handler, soon.build()).await, None);
+}
+
 /// Performs steps, and supports neither undo nor probe.
 struct Simple;
 

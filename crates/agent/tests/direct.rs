@@ -9,7 +9,7 @@ use tokio::sync::{Notify, Semaphore};
 use waybill_agent::testing::StepRequestBuilder;
 use waybill_agent::{
     BoxFuture, DirectAgents, DirectConfig, Handler, Outcome, StartError, StepCall, StepRequest,
-    success,
+    WorkerPanicked, success,
 };
 use waybill_engine::{Epoch, LayoutShard, StepReply};
 
@@ -239,6 +239,26 @@ async fn new_answers_are_signalled_once_until_they_are_taken() {
         .ask((0..10).map(|from| (from, request("one", "go"))));
     assert_eq!(stage.notified.1.load(Ordering::Relaxed), 1);
     assert_eq!(stage.agents.take_answers().len(), 9);
+}
+
+#[tokio::test]
+async fn a_panic_outside_of_a_handler_is_notified_and_reported() {
+    // Notifying is the caller's code that runs in a worker.
+    let notified = Arc::new(Semaphore::new(0));
+    let notify = {
+        let notified = Arc::clone(&notified);
+        move || {
+            let is_first = notified.available_permits() == 0;
+            notified.add_permits(1);
+            assert!(!is_first, "a bug");
+        }
+    };
+    let handler = ("one".to_owned(), Gated::new(1_000) as Arc<dyn Handler>);
+    let agents = DirectAgents::start(vec![handler], ROOMY, notify).unwrap();
+    assert_eq!(agents.check(), Ok(()));
+    agents.ask([(0, request("one", "go"))]);
+    let _both = notified.acquire_many(2).await.unwrap();
+    assert_eq!(agents.check(), Err(WorkerPanicked));
 }
 
 #[tokio::test]

@@ -58,7 +58,7 @@ pub enum RunError {
         #[source]
         source: anyhow::Error,
     },
-    /// A part panicked; the message is on standard error.
+    /// A part panicked; the log has its message.
     #[error("{part} panicked")]
     Panicked {
         /// The part.

@@ -8,6 +8,7 @@
 mod config;
 mod lines;
 mod log;
+mod panics;
 mod rate_limit;
 pub mod traces;
 
@@ -82,11 +83,13 @@ pub enum TelemetryError {
 pub fn metrics() -> Vec<&'static dyn Declared> {
     let build_info: &'static dyn Declared = &BUILD_INFO;
     std::iter::once(build_info)
+        .chain(panics::METRICS.iter().copied())
         .chain(traces::METRICS.iter().copied())
         .collect()
 }
 
-/// Sends log lines to standard error, installs the metrics recorder and describes `metrics` to it.
+/// Sends log lines to standard error, installs the metrics recorder, describes `metrics` to it, and
+/// from now on logs and counts panics.
 /// Call it once per process.
 ///
 /// # Errors
@@ -100,6 +103,7 @@ pub fn install(
     let handle = builder()?.install_recorder()?;
     metrics.iter().for_each(|metric| metric.describe());
     BUILD_INFO.of([VERSION]).set(1.0);
+    panics::report_all();
     Ok(Telemetry { handle, log })
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::panic::{UnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use waybill_messages::{Lookup, SchemaId, Schemas, WriterSchema};
+use waybill_messages::{Lookup, SchemaError, SchemaId, Schemas, WriterSchema};
 
 use crate::client::{Registry, RegistryError, StoredSchema};
 
@@ -121,7 +122,9 @@ impl Schemas for SchemaCache {
         drop(state);
         let shared = Arc::clone(&self.shared);
         self.shared.runtime.spawn(async move {
-            let answer = shared.registry.schema(id).await;
+            let asking = Arc::clone(&shared);
+            let asking = async move { asking.registry.schema(id).await };
+            let answer = answer_of(shared.registry.url(), asking).await;
             shared.keep(id, asked, answer);
         });
         Lookup::NotYet
@@ -210,13 +213,33 @@ impl fmt::Debug for SchemaCache {
     }
 }
 
+/// Asks the registry at `url`. A panic is an answer as well: nothing asks for an ID again while a
+/// request for it is in flight.
+async fn answer_of<T: Send + 'static>(
+    url: &str,
+    asking: impl Future<Output = Result<T, RegistryError>> + Send + 'static,
+) -> Result<T, RegistryError> {
+    tokio::spawn(asking).await.unwrap_or_else(|error| {
+        Err(RegistryError::Unavailable {
+            url: url.to_owned(),
+            reason: format!("asking for a schema failed: {error}"),
+        })
+    })
+}
+
 fn parse(stored: &StoredSchema) -> Known {
     if stored.schema_type != StoredSchema::AVRO {
         return Known::Unusable(format!("its type is {}", stored.schema_type).into());
     }
-    match WriterSchema::parse(&stored.schema) {
-        Ok(schema) => Known::Schema(Arc::new(schema)),
-        Err(error) => Known::Unusable(error.to_string().into()),
+    known(|| WriterSchema::parse(&stored.schema))
+}
+
+/// What `parse` found. If it panics on a schema, it will do so again.
+fn known(parse: impl FnOnce() -> Result<WriterSchema, SchemaError> + UnwindSafe) -> Known {
+    match catch_unwind(parse) {
+        Ok(Ok(schema)) => Known::Schema(Arc::new(schema)),
+        Ok(Err(error)) => Known::Unusable(error.to_string().into()),
+        Err(_) => Known::Unusable("reading the schema panicked; the log has the cause".into()),
     }
 }
 
@@ -280,6 +303,16 @@ mod tests {
         bounded.set(SchemaId(4), 4);
         assert_eq!(bounded.get(SchemaId(3)), Some(3));
         assert_eq!((bounded.values.len(), bounded.order.len()), (2, 2));
+    }
+
+    #[tokio::test]
+    async fn a_panic_while_asking_for_or_reading_a_schema_is_an_answer() {
+        let asked = answer_of("http://registry", async { panic!("a bug") });
+        let answer: Result<(), RegistryError> = asked.await;
+        let refused = answer.unwrap_err().to_string();
+        let expected = "the schema registry at http://registry is unavailable: asking for a schema";
+        assert!(refused.starts_with(expected), "{refused}");
+        assert!(matches!(known(|| panic!("a bug")), Known::Unusable(_)));
     }
 
     #[test]

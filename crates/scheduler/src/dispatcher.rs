@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use waybill_agent::{DirectAgents, not_attempted};
+use waybill_agent::{DirectAgents, WorkerPanicked, not_attempted};
 use waybill_clock::boot_clock;
 use waybill_engine::{
     AlertKind, BootTime, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
@@ -198,6 +198,15 @@ impl Dispatcher {
     pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
         let direct = self.direct.as_ref();
         direct.map_or_else(Vec::new, DirectAgents::take_answers)
+    }
+
+    /// Whether the agents in this process will answer all requests.
+    ///
+    /// # Errors
+    ///
+    /// If they will not.
+    pub(super) fn check_agents(&self) -> Result<(), WorkerPanicked> {
+        self.direct.as_ref().map_or(Ok(()), DirectAgents::check)
     }
 
     /// Publishes a reply of an agent of this process to the replies topic, where the current owner

@@ -141,6 +141,9 @@ impl Driver {
                 self.give(Input::Records(records), clocks());
             }
             Incoming::Answered => {
+                if let Err(panicked) = self.parts.dispatcher.check_agents() {
+                    self.failure = Some(panicked.into());
+                }
                 let now = clocks();
                 for (asker, reply) in self.parts.dispatcher.answers() {
                     self.give(Input::Replied { asker, reply }, now);

@@ -49,8 +49,11 @@ pub(super) fn spawn_unawaited(
 pub(super) fn report_panic(task: Task, payload: &(dyn Any + Send)) -> Panicked {
     let panicked = Panicked::new(task, payload);
     TASK_PANICS.of([task.name()]).increment(1);
-    let message = &panicked.message;
-    tracing::error!(task = task.name(), message, "a task panicked");
+    tracing::error!(
+        task = task.name(),
+        panic = panicked.message,
+        "a task panicked"
+    );
     panicked
 }
 

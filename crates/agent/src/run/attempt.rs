@@ -71,20 +71,22 @@ pub(super) async fn perform<S>(
 }
 
 async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outcome> {
-    // The handler's code before its first await must run inside, too.
+    // All of the handler's code must run inside: before its first await, and when its future is
+    // dropped at the deadline.
     let attempt = async {
-        match call.request.action {
-            Action::Run => handler.run(call).await,
-            Action::Compensate => handler.compensate(call).await,
-            Action::Probe => handler.probe(call).await,
-        }
+        let attempt = async {
+            match call.request.action {
+                Action::Run => handler.run(call).await,
+                Action::Compensate => handler.compensate(call).await,
+                Action::Probe => handler.probe(call).await,
+            }
+        };
+        timeout_at(call.deadline, attempt).await.ok()
     };
-    let attempt = AssertUnwindSafe(attempt).catch_unwind();
-    match timeout_at(call.deadline, attempt).await {
-        Ok(Ok(outcome)) => Some(outcome),
-        Ok(Err(panic)) => Some(unknown("agent-panicked", panic_message(&*panic))),
-        Err(_) => None,
-    }
+    AssertUnwindSafe(attempt)
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|panic| Some(unknown("agent-panicked", panic_message(&*panic))))
 }
 
 /// Traces an attempt that is not started, because it is late.

@@ -3,7 +3,7 @@
 //!
 //! [`Queues`] decides here, too, so the guarantees of the run loop over topics hold: no agent blocks
 //! another, requests without room are answered `not attempted` immediately, there are no answers past
-//! complete-by, a superseded owner is refused, and a panic ends one attempt. Only owners in this
+//! complete-by, a superseded owner is refused, and a panic of a handler ends one attempt. Only owners in this
 //! process send requests to these agents. Requests in flight are lost with the process, like
 //! everything in the scheduler's memory: the next owner of the operations requests the same attempts
 //! again.
@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use waybill_agent_core::{Admission, Next, QueueLimits, Queues, Refusal, Refused, Work};
 use waybill_clock::clocks;
 use waybill_engine::{Now, Outcome, StepReply, StepRequest};
 
 use super::attempt::{perform, trace_late};
+use super::workers::{WorkerPanicked, Workers};
 use super::{StartError, check_names};
 use crate::handler::Handler;
 use crate::metrics::{self, AgentMetrics};
@@ -46,7 +46,7 @@ pub struct DirectConfig {
 pub struct DirectAgents<T> {
     shared: Arc<Shared<T>>,
     by_name: HashMap<String, usize>,
-    workers: Vec<AbortHandle>,
+    workers: Workers,
 }
 
 struct Shared<T> {
@@ -89,8 +89,8 @@ impl<T: Send + 'static> DirectAgents<T> {
             in_flight_max: config.in_flight_max,
             in_flight_bytes_max: config.in_flight_bytes_max,
         }));
-        let workers: Vec<usize> = (0..agents.len())
-            .flat_map(|agent| std::iter::repeat_n(agent, queues.workers(agent)))
+        let counts: Vec<usize> = (0..agents.len())
+            .map(|agent| queues.workers(agent))
             .collect();
         let agents: Vec<Agent> = agents
             .into_iter()
@@ -106,14 +106,12 @@ impl<T: Send + 'static> DirectAgents<T> {
             answers: Mutex::default(),
             notify: Box::new(notify),
         });
-        let runtime = Handle::current();
-        let workers = workers
-            .into_iter()
-            .map(|agent| {
-                let worker = work(Arc::clone(&shared), agent);
-                runtime.spawn(worker).abort_handle()
-            })
-            .collect();
+        let work = |agent| work(Arc::clone(&shared), agent);
+        let on_panic = {
+            let shared = Arc::clone(&shared);
+            move || (shared.notify)()
+        };
+        let workers = Workers::start(&Handle::current(), counts, work, on_panic);
         Ok(Self {
             shared,
             by_name,
@@ -159,6 +157,15 @@ impl<T: Send + 'static> DirectAgents<T> {
         std::mem::take(&mut *self.shared.answers())
     }
 
+    /// Whether all requests will be answered.
+    ///
+    /// # Errors
+    ///
+    /// If a worker panicked, which is notified as an answer is.
+    pub fn check(&self) -> Result<(), WorkerPanicked> {
+        self.workers.check()
+    }
+
     /// Removes queued requests whose `T` matches `is_gone`: no caller awaits their answers. Running
     /// attempts continue.
     pub fn forget(&self, is_gone: impl Fn(&T) -> bool) {
@@ -187,14 +194,6 @@ impl<T: Send + 'static> DirectAgents<T> {
         for (index, agent) in self.shared.agents.iter().enumerate() {
             let depth = self.shared.queues().depth(index);
             agent.metrics.show_depth(depth);
-        }
-    }
-}
-
-impl<T> Drop for DirectAgents<T> {
-    fn drop(&mut self) {
-        for worker in &self.workers {
-            worker.abort();
         }
     }
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use waybill_agent_core::QueueLimits;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{GroupConsumer, GroupOptions, PollLimits};
@@ -15,6 +14,7 @@ use super::intake::Intake;
 use super::outbox::Outbox;
 use super::state::State;
 use super::worker::{Agent, Shared, work};
+use super::workers::Workers;
 use super::{AgentsError, AgentsSettings, StartError};
 use crate::handler::Handler;
 use crate::metrics::AgentMetrics;
@@ -63,7 +63,7 @@ impl Signal {
 pub(super) struct Poller {
     shared: Arc<Shared>,
     consumer: GroupConsumer,
-    workers: Vec<AbortHandle>,
+    workers: Workers,
     signal: Arc<Signal>,
     /// Set once, when the group has assigned the process its first partitions.
     ready_sender: watch::Sender<bool>,
@@ -112,16 +112,10 @@ impl Poller {
             framing: config.topics.framing().clone(),
             client_id: client_id.to_owned(),
         });
-        let workers = (0..shared.agents.len())
-            .flat_map(|agent| {
-                let workers = shared.state.lock().workers(agent);
-                std::iter::repeat_n(agent, workers)
-            })
-            .map(|agent| {
-                let worker = work(Arc::clone(&shared), agent);
-                runtime.spawn(worker).abort_handle()
-            })
-            .collect();
+        let counts = (0..shared.agents.len()).map(|agent| shared.state.lock().workers(agent));
+        let work = |agent| work(Arc::clone(&shared), agent);
+        // The polling thread looks often enough.
+        let workers = Workers::start(runtime, counts, work, || {});
         Ok(Self {
             shared,
             consumer,
@@ -141,6 +135,9 @@ impl Poller {
             if self.signal.get() != Signal::RUN {
                 break Ok(());
             }
+            if let Err(panicked) = self.workers.check() {
+                break Err(AgentsError::from(panicked));
+            }
             if self.shared.outbox.send_kept() && self.hold(&mut intake) {
                 let polled = self.consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake);
                 intake.wake();
@@ -158,7 +155,6 @@ impl Poller {
             }
         };
         if self.signal.get() == Signal::ABANDON {
-            self.stop_workers();
             return ended;
         }
         self.drain(&mut intake);
@@ -209,7 +205,7 @@ impl Poller {
                 .state
                 .wait_idle(deadline.min(Instant::now() + POLL_WAIT));
         }
-        self.stop_workers();
+        self.workers.stop();
         let open = shared.state.lock().open().saturating_sub(unread);
         if open > 0 {
             tracing::warn!(
@@ -219,12 +215,6 @@ impl Poller {
             shared.outbox.flush(Duration::from_millis(500));
         }
         self.consumer.close(CLOSE_TIMEOUT, intake);
-    }
-
-    fn stop_workers(&self) {
-        for worker in &self.workers {
-            worker.abort();
-        }
     }
 
     fn commit(&self) {

@@ -30,6 +30,8 @@ use crate::settings::KafkaSettings;
 /// should stop. The client waits for whole milliseconds and spins for the remainder: so the value
 /// leaves hardly any.
 const POLL_WAIT: Duration = Duration::from_micros(100_050);
+/// The pause of that thread after a panic, which may happen again at once.
+const PAUSE_AFTER_PANIC: Duration = Duration::from_millis(100);
 /// The longest that a record waits for those of its partition that are in flight.
 const QUEUED_MAX: Duration = Duration::from_millis(500);
 /// How long a flush pauses before it checks again for records that librdkafka has not received yet.
@@ -84,12 +86,12 @@ impl<D: Delivered> NativeProducer<D> {
         let polling = thread::Builder::new()
             .name("kafka-producer".to_owned())
             .spawn(move || {
-                while !stopped.load(Ordering::Relaxed) {
+                repeat_until(&stopped, || {
                     polled.poll(POLL_WAIT);
                     polled.context().send_overdue();
                     polled.context().rebootstrap.tend(polled.client());
                     polled.context().show();
-                }
+                });
             })
             .map_err(|error| ClientError::Create {
                 client_id: options.client_id.clone(),
@@ -342,6 +344,17 @@ impl<D: Delivered> Context<D> {
     }
 }
 
+/// Repeats `round` until `stop` is set, also after a panic in it: without this thread no record
+/// would ever be settled again.
+fn repeat_until(stop: &AtomicBool, round: impl Fn()) {
+    while !stop.load(Ordering::Relaxed) {
+        if catch_unwind(AssertUnwindSafe(&round)).is_err() {
+            tracing::error!("a producer's thread panicked; it continues");
+            thread::sleep(PAUSE_AFTER_PANIC);
+        }
+    }
+}
+
 impl<D: Delivered> ClientContext for Context<D> {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         self.log.line(level, facility, line);
@@ -373,5 +386,21 @@ impl<D: Delivered> ProducerContext for Context<D> {
         let partition = delivery.partition;
         self.settle(token, delivery, message.key_len() + message.payload_len());
         self.send_waiting(message.topic(), partition);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_continues_after_a_panic() {
+        let (stop, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
+        repeat_until(&stop, || {
+            let before = rounds.fetch_add(1, Ordering::Relaxed);
+            assert_ne!(before, 0, "a bug");
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(rounds.into_inner(), 2);
     }
 }

@@ -10,9 +10,11 @@
 //!   began, so that entries written in the meantime stay.
 //! * Several processes may walk at the same time; they delete the same entries.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use scylla::statement::prepared::PreparedStatement;
 use waybill_engine::{OperationId, Timestamp};
 
@@ -99,10 +101,11 @@ impl Walk {
         loop {
             tokio::time::sleep(pause).await;
             pause = interval;
-            match self.walk().await {
-                Ok(0) => {}
-                Ok(spent) => tracing::debug!(spent, "removed old attention entries"),
-                Err(error) => {
+            match AssertUnwindSafe(self.walk()).catch_unwind().await {
+                Ok(Ok(0)) => {}
+                Ok(Ok(spent)) => tracing::debug!(spent, "removed old attention entries"),
+                Err(_) => tracing::error!("a removal of old attention entries panicked"),
+                Ok(Err(error)) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(error, "could not remove all old attention entries");
                 }

@@ -9,6 +9,7 @@
 //! that the key-value store begins while it opens the tables are not followed.
 
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -159,8 +160,14 @@ impl Watch {
         while !self.is_stopping.load(Ordering::Acquire) {
             let now = Instant::now();
             let is_working = self.db.outstanding_flushes() > 0 || self.db.active_compactions() > 0;
-            for table in &mut self.tables {
-                table.check(now, is_working);
+            let checked = catch_unwind(AssertUnwindSafe(|| {
+                for table in &mut self.tables {
+                    table.check(now, is_working);
+                }
+            }));
+            if checked.is_err() {
+                tracing::error!("a check for growing files of the state store panicked");
+                thread::sleep(AT_REST_AFTER);
             }
             if is_working || self.tables.iter().any(|table| !table.growing.is_empty()) {
                 busy = now;

@@ -3,6 +3,7 @@
 //! It takes a call and all others that are waiting, commits them as one group and answers each. It
 //! never waits for more: calls that arrive during a sync form the next group.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -11,6 +12,7 @@ use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use super::EmbeddedConfig;
 use super::backup::Hold;
+use super::damage::Damages;
 use super::group::{EncodedBatch, Group};
 use super::recent::RecentStamps;
 use super::reopening::Reopening;
@@ -90,7 +92,10 @@ impl Writer {
         };
         thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || writer.run())
+            .spawn(move || {
+                let tables = Arc::clone(&writer.tables);
+                reporting_panics(tables.damages(), || writer.run());
+            })
             .map_err(|error| StoreError::unavailable("opening", error))
     }
 
@@ -296,7 +301,32 @@ impl Pending {
     }
 }
 
+/// Runs the writer. If it panics, nothing writes any more, and what it was writing is in doubt:
+/// the process must end, and the next start reads what the disk holds.
+fn reporting_panics(damages: &Damages, run: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+        damages.writes_are_refused("its writer panicked");
+        resume_unwind(panic);
+    }
+}
+
 /// Answers a call. A caller that no longer waits needs no answer.
 fn answer<T>(reply: Reply<T>, outcome: Result<T, StoreError>) {
     drop(reply.send(outcome));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_writer_refuses_further_writes() {
+        let damages = Damages::default();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| reporting_panics(&damages, || panic!("a bug")));
+            assert!(writer.join().is_err());
+        });
+        let refused = damages.report().refused;
+        assert_eq!(refused.as_deref(), Some("its writer panicked"));
+    }
 }
