@@ -38,3 +38,44 @@ fn report(panic: &PanicHookInfo<'_>) {
         "a thread panicked"
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::{LogFormat, TelemetryConfig, install, metrics};
+    use super::*;
+
+    /// A process of its own, because the hook and the log are the process's.
+    #[test]
+    #[ignore = "started by the test below"]
+    fn process_with_a_panic() {
+        let config = TelemetryConfig {
+            log_format: LogFormat::Json,
+            ..TelemetryConfig::default()
+        };
+        let telemetry = install(&config, &metrics()).unwrap();
+        let thread = thread::Builder::new().name("a thread".to_owned());
+        let ended = thread.spawn(|| panic!("a bug in row {}", 7)).unwrap();
+        assert!(ended.join().is_err());
+        println!("{}", telemetry.render());
+    }
+
+    #[test]
+    fn a_panic_of_any_thread_is_logged_and_counted() {
+        let process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "telemetry::panics::tests::process_with_a_panic"])
+            .args(["--ignored", "--nocapture"])
+            .output()
+            .unwrap();
+        let metrics = String::from_utf8(process.stdout).unwrap();
+        assert!(metrics.contains("\nwaybill_panics_total 1\n"), "{metrics}");
+        let log = String::from_utf8(process.stderr).unwrap();
+        let line: serde_json::Value = serde_json::from_str(log.trim()).unwrap();
+        assert_eq!(line["message"], "a thread panicked", "{log}");
+        assert_eq!(line["thread"], "a thread", "{log}");
+        assert_eq!(line["panic"], "a bug in row 7", "{log}");
+        let location = line["location"].as_str().unwrap();
+        assert!(location.contains("panics.rs:"), "{log}");
+    }
+}
