@@ -150,6 +150,46 @@ mod tests {
         assert_eq!(check(102, 3_702), None);
     }
 
+    /// Runs in a time namespace whose boot-time clock is a day ahead of the monotonic one, as it is
+    /// after a suspension of a day.
+    #[test]
+    #[ignore = "started by the test below"]
+    #[cfg(target_os = "linux")]
+    fn process_after_a_suspension() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        let counted = system::since_boot().as_secs_f64();
+        assert!((counted - uptime).abs() < 60.0, "{counted} {uptime}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_boot_clock_counts_a_suspension() {
+        let suspended = ["--time", "--boottime", "86400", "--"];
+        let in_namespace = |program: &std::path::Path| {
+            let mut command = std::process::Command::new("unshare");
+            command.args(suspended).arg(program);
+            command
+        };
+        let is_available = in_namespace("true".as_ref()).output();
+        if !is_available.is_ok_and(|output| output.status.success()) {
+            println!(
+                "SKIPPED: the boot clock after a suspension: this user cannot create a time namespace"
+            );
+            return;
+        }
+        let ended = in_namespace(&std::env::current_exe().unwrap())
+            .args(["--exact", "boot::tests::process_after_a_suspension"])
+            .arg("--ignored")
+            .output()
+            .unwrap();
+        let output = String::from_utf8_lossy(&ended.stdout);
+        assert!(
+            ended.status.success() && output.contains("1 passed"),
+            "{output}"
+        );
+    }
+
     #[test]
     fn the_boot_clock_advances() {
         let began = boot_clock();
