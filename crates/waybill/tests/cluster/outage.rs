@@ -202,6 +202,8 @@ async fn unanswered_writes_are_applied_once() {
     for scheduler in &schedulers {
         scheduler.setup.ready().await;
     }
+    let epochs = async || [schedulers[0].epochs().await, schedulers[1].epochs().await];
+    let leases = epochs().await;
     let setups = [ingestion.setup.clone()];
     let mut ids = Vec::new();
     for round in 0..TIMES {
@@ -217,6 +219,7 @@ async fn unanswered_writes_are_applied_once() {
     for scheduler in &schedulers {
         scheduler.setup.ready().await;
     }
+    assert_eq!(epochs().await, leases, "a write without an answer costs no lease");
     drop((services, ingestion, schedulers, others));
     cluster.scylla = server;
     cluster.remove().await;
