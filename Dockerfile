@@ -25,11 +25,10 @@ COPY . .
 # before the last build would count as built.
 RUN find . -type f -exec touch {} +
 # Both programs in one run of cargo: their common dependencies then have the same features, and are compiled once.
-# Nothing is kept to compile a changed line quickly: it would make the program larger.
 RUN --mount=type=cache,id=waybill-registry,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,id=waybill-target,target=/src/target,sharing=locked \
-    CARGO_INCREMENTAL=0 cargo build --release --locked --package waybill --package waybill-loadtest \
-    && install -D --strip --mode=0755 --target-directory=/out target/release/waybill target/release/waybill-loadtest
+    cargo build --profile dist --locked --package waybill --package waybill-loadtest \
+    && install -D --strip --mode=0755 --target-directory=/out target/dist/waybill target/dist/waybill-loadtest
 
 # hadolint ignore=DL3006
 FROM ${PROGRAMS} AS programs

@@ -219,7 +219,11 @@ async fn unanswered_writes_are_applied_once() {
     for scheduler in &schedulers {
         scheduler.setup.ready().await;
     }
-    assert_eq!(epochs().await, leases, "a write without an answer costs no lease");
+    assert_eq!(
+        epochs().await,
+        leases,
+        "a write without an answer costs no lease"
+    );
     drop((services, ingestion, schedulers, others));
     cluster.scylla = server;
     cluster.remove().await;
