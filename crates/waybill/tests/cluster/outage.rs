@@ -195,6 +195,7 @@ async fn unanswered_writes_are_applied_once() {
     let server = cluster.scylla.clone();
     let line = Line::to(&server).await;
     cluster.scylla = line.address.to_string();
+    cluster.uses_long_leases();
     let services = cluster.services("");
     let ingestion = cluster.ingestion(&services, "");
     let schedulers = [cluster.scheduler("0-1", ""), cluster.scheduler("2-3", "")];
