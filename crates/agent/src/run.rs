@@ -118,7 +118,7 @@ pub enum AgentsError {
     /// The consumer cannot continue.
     #[error("the agents' topics can no longer be read")]
     Poll(#[from] PollError),
-    /// An attempt has no answer, and its record is never done.
+    /// A worker panicked outside of a handler.
     #[error(transparent)]
     Worker(#[from] WorkerPanicked),
     /// The polling thread panicked.

@@ -150,6 +150,9 @@ mod tests {
         assert_eq!(check(102, 3_702), None);
     }
 
+    /// The time since boot outside of the time namespace, in seconds.
+    const BEFORE: &str = "WAYBILL_TEST_SECONDS_SINCE_BOOT";
+
     /// Runs in a time namespace whose boot-time clock is a day ahead of the monotonic one, as it is
     /// after a suspension of a day.
     #[test]
@@ -158,6 +161,8 @@ mod tests {
     fn process_after_a_suspension() {
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
         let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        let before: f64 = std::env::var(BEFORE).unwrap().parse().unwrap();
+        assert!(uptime > before + 86_399.0, "{before} {uptime}");
         let counted = system::since_boot().as_secs_f64();
         assert!((counted - uptime).abs() < 60.0, "{counted} {uptime}");
     }
@@ -165,7 +170,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn the_boot_clock_counts_a_suspension() {
-        let suspended = ["--time", "--boottime", "86400", "--"];
+        let suspended = ["--fork", "--time", "--boottime", "86400", "--"];
         let in_namespace = |program: &std::path::Path| {
             let mut command = std::process::Command::new("unshare");
             command.args(suspended).arg(program);
@@ -181,6 +186,7 @@ mod tests {
         let ended = in_namespace(&std::env::current_exe().unwrap())
             .args(["--exact", "boot::tests::process_after_a_suspension"])
             .arg("--ignored")
+            .env(BEFORE, system::since_boot().as_secs_f64().to_string())
             .output()
             .unwrap();
         let output = String::from_utf8_lossy(&ended.stdout);

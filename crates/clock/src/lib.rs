@@ -36,7 +36,8 @@ static FILTER: LazyLock<Mutex<StepFilter>> = LazyLock::new(|| {
     let watching = thread::Builder::new().name("clock".to_owned()).spawn(|| {
         loop {
             thread::sleep(COMPARE_EVERY);
-            let _ = wall_clock();
+            // A panic is reported, and the next comparison may succeed.
+            _ = std::panic::catch_unwind(wall_clock);
         }
     });
     if let Err(error) = watching {

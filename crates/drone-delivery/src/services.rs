@@ -55,7 +55,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use waybill_connections::Connections;
 use waybill_http::{Server, Tls};
@@ -275,6 +275,20 @@ impl Services {
     #[must_use]
     pub const fn connections(&self) -> &Arc<Connections> {
         &self.connections
+    }
+
+    /// Waits until the services no longer listen, although nothing stopped them.
+    ///
+    /// # Errors
+    ///
+    /// If their listener panicked.
+    pub async fn ended(&mut self) -> Result<(), JoinError> {
+        let Some(listening) = &mut self.listening else {
+            return std::future::pending().await;
+        };
+        let ended = listening.await;
+        self.listening = None;
+        ended
     }
 
     /// Accepts no more connections, gives running requests a few seconds to finish, and ends.

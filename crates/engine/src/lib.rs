@@ -49,7 +49,7 @@ pub use operation::{
 pub use ownership::Ownership;
 pub use partition::{
     Batch, Census, Command, EngineCheckpoint, EngineConfig, Event, ForwardRecord, Held, InFlight,
-    Message, PartitionEngine, Room, RowChange, Waiting,
+    Message, PartitionEngine, Room, RowChange, Waiting, panic_message,
 };
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal, workflow_of};

@@ -611,7 +611,10 @@ impl PartitionEngine {
             }
             Ok(Ok(())) => {}
             Ok(Err(illegal)) => resident.park(illegal.to_string(), &mut cx),
-            Err(panic) => resident.park(panic_message(&*panic), &mut cx),
+            Err(payload) => {
+                let message = format!("the engine panicked: {}", panic_message(&*payload));
+                resident.park(message, &mut cx);
+            }
         }
         self.bytes = self.bytes - bytes + resident.bytes;
         self.open.collect_changes(resident, leaving);
@@ -627,13 +630,10 @@ impl PartitionEngine {
     }
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!(
-        "the engine panicked: {}",
-        text.unwrap_or("without a message")
-    )
+/// The message of a panic, from its payload.
+#[must_use]
+pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message")
 }

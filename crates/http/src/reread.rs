@@ -135,7 +135,9 @@ pub async fn follow(
             _ = ticks.tick() => {}
         }
         let reload = Arc::clone(&reload);
-        tokio::task::spawn_blocking(move || reload()).await?;
+        if tokio::task::spawn_blocking(move || reload()).await.is_err() {
+            tracing::error!("reading files again panicked; their earlier contents stay in use");
+        }
     }
 }
 

@@ -49,7 +49,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_api::request::Rules;
@@ -118,6 +118,8 @@ pub struct Ingestion {
     batches_stop: CancellationToken,
     batches: TaskTracker,
     server: JoinHandle<()>,
+    /// Follows operations for the event streams.
+    following: JoinHandle<()>,
     intake: Arc<Intake>,
     drain_timeout: Duration,
 }
@@ -187,7 +189,7 @@ impl Ingestion {
         )?);
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
-        batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
+        let following = batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
         let docs = Docs::new(guards.auth.authenticator().is_some());
         let api = Arc::new(Api {
             auth: guards.auth,
@@ -230,6 +232,7 @@ impl Ingestion {
         Ok(Self {
             address,
             server: tokio::spawn(server.run(accepting.clone())),
+            following,
             accepting,
             batches_stop,
             batches,
@@ -242,6 +245,19 @@ impl Ingestion {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Waits until the API can no longer serve, although nothing stopped it. It is to be dropped
+    /// then.
+    ///
+    /// # Errors
+    ///
+    /// If its listener, or the task that follows operations for event streams, panicked.
+    pub async fn ended(&mut self) -> Result<(), JoinError> {
+        tokio::select! {
+            ended = &mut self.server => ended,
+            ended = &mut self.following => ended,
+        }
     }
 
     /// Stops accepting, and answers the requests in progress. Ends batches after the lines that

@@ -21,6 +21,7 @@ mod restore;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -132,7 +133,10 @@ fn send(
         pieces: pieces.clone(),
         runtime,
     };
-    match write(&noted, writer) {
+    // Without an error, the pieces until then would be taken for the whole backup.
+    let written = catch_unwind(AssertUnwindSafe(|| write(&noted, writer)))
+        .unwrap_or_else(|_| Err(io::Error::other("making the backup panicked")));
+    match written {
         Ok(contents) => tracing::info!(
             operations = contents.operations,
             records = contents.records,

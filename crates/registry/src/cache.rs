@@ -123,9 +123,15 @@ impl Schemas for SchemaCache {
         let shared = Arc::clone(&self.shared);
         self.shared.runtime.spawn(async move {
             let asking = Arc::clone(&shared);
-            let asking = async move { asking.registry.schema(id).await };
-            let answer = answer_of(shared.registry.url(), asking).await;
-            shared.keep(id, asked, answer);
+            let ended = tokio::spawn(async move {
+                let answer = asking.registry.schema(id).await;
+                asking.keep(id, asked, answer);
+            });
+            // Nothing asks for an ID again while it is being asked for.
+            if let Err(error) = ended.await {
+                tracing::error!(%id, %error, "asking for a schema failed; asking again");
+                shared.ask_again(id, asked, Instant::now());
+            }
         });
         Lookup::NotYet
     }
@@ -213,20 +219,6 @@ impl fmt::Debug for SchemaCache {
     }
 }
 
-/// Asks the registry at `url`. A panic is an answer as well: nothing asks for an ID again while a
-/// request for it is in flight.
-async fn answer_of<T: Send + 'static>(
-    url: &str,
-    asking: impl Future<Output = Result<T, RegistryError>> + Send + 'static,
-) -> Result<T, RegistryError> {
-    tokio::spawn(asking).await.unwrap_or_else(|error| {
-        Err(RegistryError::Unavailable {
-            url: url.to_owned(),
-            reason: format!("asking for a schema failed: {error}"),
-        })
-    })
-}
-
 fn parse(stored: &StoredSchema) -> Known {
     if stored.schema_type != StoredSchema::AVRO {
         return Known::Unusable(format!("its type is {}", stored.schema_type).into());
@@ -305,13 +297,8 @@ mod tests {
         assert_eq!((bounded.values.len(), bounded.order.len()), (2, 2));
     }
 
-    #[tokio::test]
-    async fn a_panic_while_asking_for_or_reading_a_schema_is_an_answer() {
-        let asked = answer_of("http://registry", async { panic!("a bug") });
-        let answer: Result<(), RegistryError> = asked.await;
-        let refused = answer.unwrap_err().to_string();
-        let expected = "the schema registry at http://registry is unavailable: asking for a schema";
-        assert!(refused.starts_with(expected), "{refused}");
+    #[test]
+    fn a_schema_whose_reading_panics_is_unusable() {
         assert!(matches!(known(|| panic!("a bug")), Known::Unusable(_)));
     }
 

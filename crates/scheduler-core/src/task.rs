@@ -2,6 +2,8 @@
 
 use std::any::Any;
 
+use waybill_engine::panic_message;
+
 /// A task of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Task {
@@ -66,9 +68,7 @@ impl Panicked {
     /// The panic of a task, from what it panicked with.
     #[must_use]
     pub fn new(task: Task, payload: &(dyn Any + Send)) -> Self {
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let message = text.unwrap_or("no message").to_owned();
+        let message = panic_message(payload).to_owned();
         Self { task, message }
     }
 }

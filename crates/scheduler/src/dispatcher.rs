@@ -200,7 +200,7 @@ impl Dispatcher {
         direct.map_or_else(Vec::new, DirectAgents::take_answers)
     }
 
-    /// Whether the agents in this process will answer all requests.
+    /// Checks that the agents in this process will answer all requests.
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! Runs one attempt, until its deadline and with panics caught.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use waybill_agent_core::Work;
 use waybill_clock::clocks;
-use waybill_engine::{Action, Now, Outcome, StepRequest};
+use waybill_engine::{Action, Now, Outcome, StepRequest, panic_message};
 
 use crate::handler::{Handler, StepCall, unknown};
 use crate::spans;
@@ -86,23 +85,15 @@ async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outc
     AssertUnwindSafe(attempt)
         .catch_unwind()
         .await
-        .unwrap_or_else(|panic| Some(unknown("agent-panicked", panic_message(&*panic))))
+        .unwrap_or_else(|payload| {
+            let message = format!("the agent panicked: {}", panic_message(&*payload));
+            Some(unknown("agent-panicked", message))
+        })
 }
 
 /// Traces an attempt that is not started, because it is late.
 pub(super) fn trace_late(request: &mut StepRequest, topic: Option<&str>) {
     if let Some(span) = spans::of_attempt(request, topic) {
         spans::attempted(span, None);
-    }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    match text {
-        Some(text) => format!("the agent panicked: {text}"),
-        None => "the agent panicked".to_owned(),
     }
 }

@@ -157,7 +157,7 @@ impl<T: Send + 'static> DirectAgents<T> {
         std::mem::take(&mut *self.shared.answers())
     }
 
-    /// Whether all requests will be answered.
+    /// Checks that all requests will be answered.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl<T: Send + 'static> DirectAgents<T> {
     }
 
     /// Accepts nothing more, hands queued requests back (`not attempted`), and waits up to
-    /// `patience` until running attempts have ended. Blocks; not for a thread of the runtime.
+    /// `patience` until running attempts have ended, or a worker has panicked. Blocks; not for a thread of the runtime.
     pub fn drain(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let shared = &self.shared;
@@ -184,7 +184,7 @@ impl<T: Send + 'static> DirectAgents<T> {
         for (index, refused) in handed_back {
             shared.refuse(&shared.agents[index], refused);
         }
-        while shared.queues().is_running() && Instant::now() < deadline {
+        while shared.queues().is_running() && Instant::now() < deadline && self.check().is_ok() {
             std::thread::sleep(LOOK_AGAIN);
         }
     }

@@ -199,6 +199,7 @@ impl Poller {
         while shared.state.lock().open() > unread
             && Instant::now() < deadline
             && self.signal.get() != Signal::ABANDON
+            && self.workers.check().is_ok()
         {
             shared.outbox.send_kept();
             shared

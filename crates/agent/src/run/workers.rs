@@ -51,11 +51,11 @@ impl Workers {
         Self { tasks, panicked }
     }
 
-    /// Whether all workers do their work, or have ended it.
+    /// Checks that no worker has panicked.
     ///
     /// # Errors
     ///
-    /// If one panicked.
+    /// If one has.
     pub(super) fn check(&self) -> Result<(), WorkerPanicked> {
         match self.panicked.load(Ordering::Acquire) {
             true => Err(WorkerPanicked),
@@ -87,14 +87,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_of_one_worker_is_reported_and_the_others_continue() {
-        let (panicked, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let ended = Arc::new(AtomicBool::new(false));
+        let panicked = Arc::new(Notify::new());
+        let (go_on, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let work = |agent| {
             let (go_on, ended) = (Arc::clone(&go_on), Arc::clone(&ended));
             async move {
-                go_on.notified().await;
                 assert_eq!(agent, 1, "a bug");
-                ended.store(true, Ordering::Release);
+                go_on.notified().await;
+                ended.notify_one();
             }
         };
         let on_panic = {
@@ -102,12 +102,10 @@ mod tests {
             move || panicked.notify_one()
         };
         let workers = Workers::start(&Handle::current(), [1, 1], work, on_panic);
-        assert_eq!(workers.check(), Ok(()));
-        while !ended.load(Ordering::Acquire) {
-            go_on.notify_one();
-            tokio::task::yield_now().await;
-        }
+        assert_eq!(workers.check(), Ok(()), "none has run yet");
         panicked.notified().await;
         assert_eq!(workers.check(), Err(WorkerPanicked));
+        go_on.notify_one();
+        ended.notified().await;
     }
 }

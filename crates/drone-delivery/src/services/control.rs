@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use hyper::http::request::Parts;
@@ -249,6 +250,11 @@ fn operations(site: &Site, query: &str) -> Result<Answer, Problem> {
 fn stream(mut next: impl FnMut() -> io::Result<Option<Bytes>> + Send + 'static) -> Answer {
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     tokio::task::spawn_blocking(move || {
+        // Without an error, the lines until a panic would be taken for all of them.
+        let mut next = || {
+            catch_unwind(AssertUnwindSafe(&mut next))
+                .unwrap_or_else(|_| Err(io::Error::other("reading the ledger panicked")))
+        };
         while let Some(piece) = next().transpose() {
             let failed = piece.is_err();
             if sender.blocking_send(piece).is_err() || failed {

@@ -331,10 +331,7 @@ impl<D: Delivered> Context<D> {
             Ok(()) => metrics.acknowledged.increment(1),
             Err(_) => metrics.failed.increment(1),
         }
-        // A panic would end the producer's thread, and no record would ever be settled again.
-        if catch_unwind(AssertUnwindSafe(|| token.delivered(delivery))).is_err() {
-            tracing::error!("a delivery token panicked; its record counts as settled");
-        }
+        caught("a record counts as settled", || token.delivered(delivery));
         self.count_out(bytes);
     }
 
@@ -344,15 +341,24 @@ impl<D: Delivered> Context<D> {
     }
 }
 
-/// Repeats `round` until `stop` is set, also after a panic in it: without this thread no record
-/// would ever be settled again.
+/// Repeats `round` until `stop` is set.
 fn repeat_until(stop: &AtomicBool, round: impl Fn()) {
     while !stop.load(Ordering::Relaxed) {
-        if catch_unwind(AssertUnwindSafe(&round)).is_err() {
-            tracing::error!("a producer's thread panicked; it continues");
+        if !caught("the thread continues", &round) {
             thread::sleep(PAUSE_AFTER_PANIC);
         }
     }
+}
+
+/// Does a part of the producer's thread's work. A panic in it must not end the thread, or keep it
+/// from the rest of the outcomes that it was given: no record would ever be settled again. Returns
+/// whether it did not panic.
+fn caught(then: &'static str, work: impl FnOnce()) -> bool {
+    let ended = catch_unwind(AssertUnwindSafe(work));
+    if ended.is_err() {
+        tracing::error!(then, "a producer's thread panicked");
+    }
+    ended.is_ok()
 }
 
 impl<D: Delivered> ClientContext for Context<D> {
@@ -370,6 +376,14 @@ impl<D: Delivered> ProducerContext for Context<D> {
     type DeliveryOpaque = D;
 
     fn delivery(&self, result: &DeliveryResult<'_>, token: D) {
+        caught("the next outcome is handled", || {
+            self.settle_one(result, token)
+        });
+    }
+}
+
+impl<D: Delivered> Context<D> {
+    fn settle_one(&self, result: &DeliveryResult<'_>, token: D) {
         let (message, delivery) = match result {
             Ok(message) => {
                 let partition = partition_id(message.partition());

@@ -10,7 +10,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::rate_limit::{self, LogRateLimiter};
-use super::{LogFormat, TelemetryConfig, TelemetryError, lines};
+use super::{LogFormat, TelemetryConfig, TelemetryError, lines, panics};
 use crate::log_filter::LogFilter;
 
 /// The log filter. Clones share it.
@@ -90,9 +90,11 @@ impl fmt::Debug for Log {
     }
 }
 
-/// The effective filter: it always passes the counts of suppressed lines.
+/// The effective filter: it always passes panics and the counts of suppressed lines.
 fn applied(filter: Targets) -> Targets {
-    filter.with_target(rate_limit::OWN_TARGET, LevelFilter::INFO)
+    filter
+        .with_target(panics::TARGET, LevelFilter::ERROR)
+        .with_target(rate_limit::OWN_TARGET, LevelFilter::INFO)
 }
 
 /// Whether lines are coloured: on a terminal, unless `NO_COLOR` is set (https://no-color.org).

@@ -13,6 +13,9 @@ const PANICS: Metric<Counter> = Metric::new(
     [],
 );
 
+/// The target of their log lines, which every filter passes.
+pub(super) const TARGET: &str = module_path!();
+
 /// The metrics of panics.
 pub(super) const METRICS: &[&dyn Declared] = &[&PANICS];
 
@@ -52,6 +55,7 @@ mod tests {
     fn process_with_a_panic() {
         let config = TelemetryConfig {
             log_format: LogFormat::Json,
+            log_filter: "off".to_owned(),
             ..TelemetryConfig::default()
         };
         let telemetry = install(&config, &metrics()).unwrap();

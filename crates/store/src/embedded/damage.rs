@@ -102,16 +102,13 @@ impl Damages {
         observed.parts.len() as u64 + observed.more
     }
 
-    /// Records that the key-value store refuses writes.
+    /// Records that nothing can be written any more, and why; the text ends with what to do.
     pub(super) fn writes_are_refused(&self, cause: &str) {
         let mut observed = self.observed();
         if observed.refused.is_some() {
             return;
         }
-        tracing::error!(
-            cause,
-            "the state store no longer accepts writes; if a file is damaged, the next start rebuilds it from the readable data"
-        );
+        tracing::error!(cause, "the state store no longer accepts writes");
         observed.refused = Some(cause.to_owned());
         drop(observed);
         self.refused.notify_waiters();

@@ -117,24 +117,27 @@ impl Walk {
 impl Purger {
     fn run(&mut self, interval: Duration) {
         while let Err(mpsc::RecvTimeoutError::Timeout) = self.stopped.recv_timeout(interval) {
-            let pass = catch_unwind(AssertUnwindSafe(|| {
+            let passed = catch_unwind(AssertUnwindSafe(|| {
                 let now = self.tables.retention().now();
-                self.pass(now, wall_clock())
+                self.pass(now, wall_clock())?;
+                self.save_retention()
             }));
-            let Ok(passed) = pass else {
-                tracing::error!("a purge pass panicked; the next pass starts over");
-                self.first_hour = i64::MIN;
-                self.due_from.clear();
-                self.walk = Walk::default();
-                continue;
-            };
-            if let Err(error) = passed.and_then(|()| self.save_retention()) {
-                tracing::warn!(
+            match passed {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "a purge pass failed"
-                );
+                ),
+                Err(_) => {
+                    tracing::error!("a purge pass panicked; the next pass starts over");
+                    self.first_hour = i64::MIN;
+                    self.due_from.clear();
+                    self.walk = Walk::default();
+                }
             }
-            keyspaces::copy(&self.path);
+            if catch_unwind(AssertUnwindSafe(|| keyspaces::copy(&self.path))).is_err() {
+                tracing::error!("copying the store's files panicked; the next pass tries again");
+            }
         }
         keyspaces::copy(&self.path);
         if let Err(error) = self.save_retention() {

@@ -203,7 +203,9 @@ impl Reopening {
         }
         self.lasting.damages.writes_are_refused(&format!(
             "{failure}; this is the second failure within an hour despite free space: the disk is \
-             failing, or a file is damaged"
+             failing, or a file is damaged. Check the disk, then start the process again: if a file \
+             is damaged, it rebuilds the store from the readable data and keeps the damaged one \
+             next to it"
         ));
     }
 

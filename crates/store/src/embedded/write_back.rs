@@ -159,18 +159,13 @@ impl Watch {
         let mut busy = Instant::now();
         while !self.is_stopping.load(Ordering::Acquire) {
             let now = Instant::now();
-            let is_working = self.db.outstanding_flushes() > 0 || self.db.active_compactions() > 0;
-            let checked = catch_unwind(AssertUnwindSafe(|| {
-                for table in &mut self.tables {
-                    table.check(now, is_working);
+            match catch_unwind(AssertUnwindSafe(|| self.check(now))) {
+                Ok(true) => busy = now,
+                Ok(false) => {}
+                Err(_) => {
+                    tracing::error!("a check for growing files of the state store panicked");
+                    thread::sleep(AT_REST_AFTER);
                 }
-            }));
-            if checked.is_err() {
-                tracing::error!("a check for growing files of the state store panicked");
-                thread::sleep(AT_REST_AFTER);
-            }
-            if is_working || self.tables.iter().any(|table| !table.growing.is_empty()) {
-                busy = now;
             }
             match now.duration_since(busy) < AT_REST_AFTER {
                 true => thread::park_timeout(CHECK_EVERY),
@@ -180,6 +175,15 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Checks all tables. Returns whether files may grow.
+    fn check(&mut self, now: Instant) -> bool {
+        let is_working = self.db.outstanding_flushes() > 0 || self.db.active_compactions() > 0;
+        for table in &mut self.tables {
+            table.check(now, is_working);
+        }
+        is_working || self.tables.iter().any(|table| !table.growing.is_empty())
     }
 }
 

@@ -19,6 +19,9 @@ use super::reopening::Reopening;
 use super::tables::Tables;
 use crate::{DueBucket, Layout, Lease, ReplyKey, StoreError, Written, keys};
 
+const WRITER_PANICKED: &str =
+    "its writer panicked. Start the process again, and report the panic that the log has";
+
 /// Where the answer to a call goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
@@ -94,7 +97,7 @@ impl Writer {
             .name("store-writer".to_owned())
             .spawn(move || {
                 let tables = Arc::clone(&writer.tables);
-                reporting_panics(tables.damages(), || writer.run());
+                refusing_writes_after_a_panic(tables.damages(), || writer.run());
             })
             .map_err(|error| StoreError::unavailable("opening", error))
     }
@@ -303,9 +306,9 @@ impl Pending {
 
 /// Runs the writer. If it panics, nothing writes any more, and what it was writing is in doubt:
 /// the process must end, and the next start reads what the disk holds.
-fn reporting_panics(damages: &Damages, run: impl FnOnce()) {
+fn refusing_writes_after_a_panic(damages: &Damages, run: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-        damages.writes_are_refused("its writer panicked");
+        damages.writes_are_refused(WRITER_PANICKED);
         resume_unwind(panic);
     }
 }
@@ -323,10 +326,11 @@ mod tests {
     fn a_panic_of_the_writer_refuses_further_writes() {
         let damages = Damages::default();
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| reporting_panics(&damages, || panic!("a bug")));
+            let writer =
+                scope.spawn(|| refusing_writes_after_a_panic(&damages, || panic!("a bug")));
             assert!(writer.join().is_err());
         });
         let refused = damages.report().refused;
-        assert_eq!(refused.as_deref(), Some("its writer panicked"));
+        assert_eq!(refused.as_deref(), Some(WRITER_PANICKED));
     }
 }

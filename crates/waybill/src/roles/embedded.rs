@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use waybill_broker::{Broker, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{LedgerError, Services, StartError as ServicesError};
 use waybill_messages::Topics;
@@ -117,12 +118,18 @@ fn services_not_started(error: ServicesError) -> anyhow::Error {
 /// Starts the simulated services and returns how to reach them.
 pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<Reached> {
     let settings = config.services.settings(config.data_dir.join("services"));
-    let services = Services::start(settings)
+    let mut services = Services::start(settings)
         .await
         .map_err(services_not_started)?;
     let (address, caller) = (services.address(), services.caller());
     running.spawn(Stage::Services, "services", |stop| async move {
-        stop.cancelled().await;
+        tokio::select! {
+            () = stop.cancelled() => {}
+            ended = services.ended() => {
+                ended.context("the services' listener failed")?;
+                anyhow::bail!("the services' listener ended");
+            }
+        }
         services.shutdown().await;
         Ok(())
     });

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use anyhow::Context as _;
 use waybill_http::{Tls, reread};
 use waybill_ingestion::{Guards, Ingestion};
 use waybill_node::admin::Admin;
@@ -25,7 +26,7 @@ pub(super) async fn start(
     running: &Running,
 ) -> anyhow::Result<Api> {
     let tls = Tls::load("http.tls", &config.http.tls)?;
-    let ingestion = Ingestion::start(
+    let mut ingestion = Ingestion::start(
         config.http.settings(config.alerts.owners.contact_rules()),
         dependencies.store.clone(),
         dependencies.kafka.clone(),
@@ -42,7 +43,13 @@ pub(super) async fn start(
     .await?;
     let address = ingestion.address();
     running.spawn(Stage::Ingestion, "ingestion", |stop| async move {
-        stop.cancelled().await;
+        tokio::select! {
+            () = stop.cancelled() => {}
+            ended = ingestion.ended() => {
+                ended.context("the API's listener, or its event streams, failed")?;
+                anyhow::bail!("the API's listener, or its event streams, ended");
+            }
+        }
         ingestion.shutdown().await;
         Ok(())
     });

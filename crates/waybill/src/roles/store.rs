@@ -111,14 +111,11 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
             () = stop.cancelled() => None,
             why = closing.refuses_writes() => Some(why),
         };
-        closing.close().await?;
-        match refused {
-            None => Ok(()),
-            Some(why) => anyhow::bail!(
-                "the state store no longer accepts writes: {why}. Check the disk, then start the process again: if a file is \
-                 damaged, it rebuilds the store from the readable data and keeps the damaged one next to it"
-            ),
+        let closed = closing.close().await;
+        if let Some(why) = refused {
+            anyhow::bail!("the state store no longer accepts writes: {why}");
         }
+        Ok(closed?)
     });
     Ok(store)
 }
