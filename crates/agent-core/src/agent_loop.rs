@@ -60,6 +60,20 @@ pub struct Attempted {
     pub outcome: Option<Outcome>,
 }
 
+impl Attempted {
+    /// Work that is late when it is dequeued: its attempt does not start.
+    #[must_use]
+    pub fn late(work: &Work<Source>) -> Self {
+        Self {
+            source: work.source,
+            bytes: work.bytes,
+            deadline: work.deadline,
+            took: None,
+            outcome: None,
+        }
+    }
+}
+
 /// What becomes of an attempt that has ended.
 #[derive(PartialEq, Debug)]
 pub enum Ended {

@@ -252,14 +252,8 @@ fn a_request_past_complete_by_is_done_without_an_answer() {
     let Next::Late(work) = agents.next(FAST, at(10_000)) else {
         panic!("it starts");
     };
-    let attempted = Attempted {
-        source: work.source,
-        bytes: work.bytes,
-        deadline: work.deadline,
-        took: None,
-        outcome: None,
-    };
-    assert_eq!(agents.ended(attempted, at(10_000)), Ended::GivenUp);
+    let ended = agents.ended(Attempted::late(&work), at(10_000));
+    assert_eq!(ended, Ended::GivenUp);
     assert_eq!((agents.open(), commits(&mut agents)), (0, vec![102]));
 
     // A late outcome.

@@ -83,13 +83,7 @@ impl Shared {
 
     /// Ends an attempt that is not started, because it is late.
     fn skip(&self, agent: &Agent, work: Work<Source>, now: Now) {
-        let attempted = Attempted {
-            source: work.source,
-            bytes: work.bytes,
-            deadline: work.deadline,
-            took: None,
-            outcome: None,
-        };
+        let attempted = Attempted::late(&work);
         let mut request = work.request;
         trace_late(&mut request, Some(&agent.topic));
         self.ended(agent, &request, attempted, now);
