@@ -4,9 +4,11 @@
 
 mod calls;
 mod direct;
+mod faults;
 mod group;
 mod process;
 mod replies;
+mod workers;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -41,25 +43,25 @@ pub struct Agents {
     processes: Vec<AgentProcess>,
     /// The agents in the processes of schedulers.
     direct: BTreeMap<Incarnation, DirectAgents>,
-    tasks: Vec<Task>,
+    attempts: Vec<RunningAttempt>,
     /// When the group's coordinator looks at its members again.
     rebalances_at: Option<Timestamp>,
 }
 
 /// One life of a process of agents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AgentLife {
+pub struct AgentIncarnation {
     pub process: usize,
     pub number: u32,
 }
 
 /// An attempt that was started.
 #[derive(Debug)]
-struct Task {
+struct RunningAttempt {
     request: Rc<StepRequest>,
     agent: usize,
     step: usize,
-    home: Home,
+    runs_in: RunsIn,
     deadline: Deadline,
     began: BootTime,
     /// When the agent stops waiting for it.
@@ -74,9 +76,12 @@ struct Task {
 
 /// Where an attempt runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Home {
+enum RunsIn {
     /// In a process of agents, which has read the request from a topic.
-    Topic { life: AgentLife, source: Source },
+    Topic {
+        life: AgentIncarnation,
+        source: Source,
+    },
     /// In the process of the scheduler that has requested it.
     Direct { of: Incarnation, asker: Asker },
 }
@@ -90,7 +95,7 @@ impl Agents {
             logs: (0..logs).map(|_| RequestLog::default()).collect(),
             processes: (0..plan.agent_processes).map(one).collect(),
             direct: BTreeMap::new(),
-            tasks: Vec::new(),
+            attempts: Vec::new(),
             rebalances_at: None,
             names,
         }
@@ -113,12 +118,12 @@ impl Agents {
     }
 
     /// The agent and the partition of a log.
-    fn topic_of(log: usize) -> (usize, PartitionId) {
+    fn partition_of(log: usize) -> (usize, PartitionId) {
         let partition = u32::try_from(log % PARTITIONS as usize).unwrap();
         (log / PARTITIONS as usize, PartitionId(partition))
     }
 
-    fn lives(&self, life: AgentLife) -> bool {
+    fn lives(&self, life: AgentIncarnation) -> bool {
         self.processes[life.process].number == life.number
     }
 }
@@ -155,7 +160,8 @@ impl Run {
     }
 }
 
-fn name_of(request: &StepRequest) -> String {
+/// Names a request in the history.
+pub fn name_of(request: &StepRequest) -> String {
     let (step, attempt) = (&request.step, request.attempt);
     match request.action {
         Action::Run => format!("{step}, attempt {attempt}"),
@@ -173,9 +179,4 @@ fn outcome_of(outcome: &Outcome) -> String {
         Outcome::Unknown { error } => format!("an unknown outcome, {}", error.code),
         Outcome::NotAttempted { error, .. } => format!("no attempt, {}", error.code),
     }
-}
-
-/// Describes a request for the history.
-pub fn describe(request: &StepRequest) -> String {
-    name_of(request)
 }

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use waybill_engine::Timestamp;
+use waybill_engine::{BootTime, Timestamp};
 
 use crate::rng::Rng;
 
 /// Maximum error of a process's clock. The sweep of the deadline index allows for it.
 pub const SKEW_MICROS: i64 = 150_000;
+/// What every boot clock shows when a run begins.
+pub const BOOTED: Duration = Duration::from_secs(1_000);
+/// How fast a boot clock may be, per million.
+const DRIFT_MAX: u64 = 10_000;
 
 /// A process's clock: a wall clock that may be set forwards or backwards.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +45,27 @@ impl Clock {
     /// Sets the clock.
     pub fn set(&mut self, offset_micros: i64) {
         self.offset_micros = offset_micros;
+    }
+}
+
+/// A process's boot clock: it is never set, but may be fast.
+#[derive(Clone, Copy, Debug)]
+pub struct BootClock {
+    /// How much faster than the true time it runs, per million.
+    drift: u32,
+}
+
+impl BootClock {
+    pub fn new(rng: &mut Rng) -> Self {
+        let drift = rng.below(DRIFT_MAX);
+        Self {
+            drift: u32::try_from(drift).unwrap(),
+        }
+    }
+
+    /// What it shows after this much true time.
+    pub fn read(self, time: Duration) -> BootTime {
+        BootTime::new(BOOTED + time + time * self.drift / 1_000_000)
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use waybill_engine::{Recovery, StepReply, StepRequest, Timestamp};
 use waybill_scheduler_core::Asker;
 
-use crate::agents::{AgentAct, AgentLife, Arrival};
+use crate::agents::{AgentAct, AgentIncarnation, Arrival};
 use crate::schedulers::{Act, Incarnation};
 use crate::services::Deed;
 use crate::supervisor_calls::{Answer, Call};
@@ -49,9 +49,12 @@ pub enum What {
     LoseWake,
 
     /// Something happens to a process of agents, or that it has caused.
-    Agent { life: AgentLife, act: Box<AgentAct> },
+    Agent {
+        life: AgentIncarnation,
+        act: Box<AgentAct>,
+    },
     /// The coordinator has not heard from a process of agents for long.
-    AgentSession(AgentLife),
+    AgentSession(AgentIncarnation),
     /// The coordinator of the agents' consumer group looks at its members.
     RebalanceAgents,
     /// An undecodable record arrives at an agent's topic.
@@ -64,17 +67,17 @@ pub enum What {
     },
     /// A call arrives at its service.
     Serve {
-        task: usize,
+        attempt: usize,
         deed: Deed,
         answer_at: Option<Timestamp>,
     },
     /// The service's answer arrives at the agent.
     Answer {
-        task: usize,
+        attempt: usize,
         outcome: Box<waybill_engine::Outcome>,
     },
     /// The agent stops waiting for an answer.
-    GiveUp { task: usize },
+    GiveUp { attempt: usize },
 
     /// A supervisor's process starts.
     StartSupervisor { supervisor: usize, incarnation: u32 },

@@ -273,12 +273,12 @@ impl Run {
             What::SpoilAgentTopic => self.spoil_agent_topic(),
             What::CallAgent { of, asker, request } => self.agent_called(of, asker, request),
             What::Serve {
-                task,
+                attempt,
                 deed,
                 answer_at,
-            } => self.served(task, deed, answer_at),
-            What::Answer { task, outcome } => self.answered(task, *outcome),
-            What::GiveUp { task } => self.give_up_call(task),
+            } => self.served(attempt, deed, answer_at),
+            What::Answer { attempt, outcome } => self.answered(attempt, *outcome),
+            What::GiveUp { attempt } => self.give_up_call(attempt),
             What::StartSupervisor {
                 supervisor,
                 incarnation,

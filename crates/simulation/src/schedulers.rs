@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use waybill_engine::{
-    BootTime, ByPriority, Epoch, InFlight, Now, Offset, OwnerId, Priority, ShardFilter, ShardId,
-    Source, Stamp, Timestamp,
+    ByPriority, Epoch, InFlight, Now, Offset, OwnerId, Priority, ShardFilter, ShardId, Source,
+    Stamp, Timestamp,
 };
 use waybill_scheduler_core::{
     Acquisition, CallerId, CommitNumber, Effect, Generation, Input, SchedulerLoop, SendNumber,
@@ -26,15 +26,11 @@ pub use self::calls::Call;
 use self::messages::{Intent, Unsettled};
 use self::writes::Write;
 pub use self::writes::Writer;
-use crate::clock::Clock;
+use crate::clock::{BootClock, Clock};
 use crate::plan::{Plan, START};
 use crate::queue::What;
 use crate::run::Run;
 
-/// What every boot clock shows when a run begins.
-const BOOTED: Duration = Duration::from_secs(1_000);
-/// How fast a boot clock may be, per million.
-const DRIFT_MAX: u64 = 10_000;
 /// How far a scheduler's wall clock may be ahead.
 const AHEAD_MICROS: u64 = 1_800_000;
 
@@ -144,8 +140,7 @@ pub struct Scheduler {
     owner: OwnerId,
     /// `None` until it has started.
     scheduler_loop: Option<SchedulerLoop>,
-    /// How much faster than the true time its boot clock runs, per million.
-    drift: u64,
+    boot_clock: BootClock,
     /// How long it was paused, until it notices.
     was_paused: Option<Duration>,
     /// Its calls of the store fail before this.
@@ -188,10 +183,9 @@ pub struct Scheduler {
 impl Scheduler {
     pub fn now(&mut self, now: Timestamp) -> Now {
         let boot = now.since(START).saturating_sub(self.stood_still);
-        let drift = boot * u32::try_from(self.drift).unwrap() / 1_000_000;
         Now {
             wall: self.clock.read(now),
-            boot: BootTime::new(BOOTED + boot + drift),
+            boot: self.boot_clock.read(boot),
         }
     }
 
@@ -258,7 +252,7 @@ impl Run {
             paused_until: START,
             owner: OwnerId(rng.uuid()),
             scheduler_loop: None,
-            drift: rng.below(DRIFT_MAX),
+            boot_clock: BootClock::new(rng),
             was_paused: None,
             was_clean: false,
             has_news: false,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_engine::{BootTime, Now, OwnerId, PartitionId, Timestamp};
+use waybill_engine::{Now, OwnerId, PartitionId, Timestamp};
 use waybill_state::DueBucket;
 use waybill_supervisor_core::failed;
 use waybill_supervisor_core::index_shard::{Effect, Event, Notice};
@@ -14,7 +14,7 @@ use waybill_supervisor_core::{
     Audit, FailedOperations, FailedSettings, IndexShard, IndexShardSettings, Pace,
 };
 
-use crate::clock::{Clock, SKEW_MICROS};
+use crate::clock::{BootClock, Clock, SKEW_MICROS};
 use crate::plan::{Plan, START};
 use crate::queue::What;
 use crate::rng::Rng;
@@ -26,8 +26,6 @@ use crate::supervisor_calls::{Answer, Call, Taken};
 const LEASE: Duration = Duration::from_millis(1_500);
 /// The allowance for drift and delay on both sides of a lease.
 const MARGIN: Duration = Duration::from_millis(100);
-/// How fast a boot clock may be, per million.
-const DRIFT_MAX: u64 = 10_000;
 /// How far a supervisor's wall clock may be ahead: it only comes too early.
 const AHEAD_MICROS: u64 = 5_000_000;
 /// How long after its due time an entry may become visible: as long as a scheduler's write may be
@@ -41,8 +39,7 @@ pub struct Supervisor {
     pub incarnation: u32,
     pub name: Arc<str>,
     paused_until: Timestamp,
-    /// How much faster than the true time its boot clock runs, per million.
-    drift: u64,
+    boot_clock: BootClock,
     pub pace: Pace,
     /// One for each partition.
     index_shards: Vec<Calling<IndexShard>>,
@@ -144,7 +141,7 @@ impl Supervisor {
             clock: Clock::new(offset),
             incarnation,
             paused_until: START,
-            drift: rng.below(DRIFT_MAX),
+            boot_clock: BootClock::new(rng),
             index_shards: (0..plan.partitions).map(index_shard).collect(),
             audits: (0..plan.partitions).map(|_| Calling::new(None)).collect(),
             reads: VecDeque::new(),
@@ -167,10 +164,9 @@ impl Supervisor {
     }
 
     pub fn now(&mut self, now: Timestamp) -> Now {
-        let boot = now.since(START);
         Now {
             wall: self.clock.read(now),
-            boot: BootTime::new(boot + boot * u32::try_from(self.drift).unwrap() / 1_000_000),
+            boot: self.boot_clock.read(now.since(START)),
         }
     }
 }

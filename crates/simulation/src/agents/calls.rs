@@ -6,7 +6,7 @@ use std::time::Duration;
 use waybill_agent_core::Work;
 use waybill_engine::{Action, Now, Outcome, Timestamp};
 
-use super::{Home, Task, name_of, outcome_of};
+use super::{RunningAttempt, RunsIn, name_of, outcome_of};
 use crate::bugs::Bug;
 use crate::queue::What;
 use crate::run::Run;
@@ -16,15 +16,21 @@ use crate::workload::{CALL_LATE_MICROS, Protection};
 
 impl Run {
     /// Starts an attempt.
-    pub(super) fn begin_attempt<S>(&mut self, agent: usize, home: Home, work: Work<S>, now: Now) {
+    pub(super) fn begin_attempt<S>(
+        &mut self,
+        agent: usize,
+        runs_in: RunsIn,
+        work: Work<S>,
+        now: Now,
+    ) {
         let left = work.deadline.left(now.boot);
         let retries_left = u32::try_from(self.rng.below(3)).unwrap();
         let step = self.step_of(&work.request);
-        self.agents.tasks.push(Task {
+        self.agents.attempts.push(RunningAttempt {
             step,
             request: Rc::new(work.request),
             agent,
-            home,
+            runs_in,
             deadline: work.deadline,
             began: now.boot,
             ends_at: self.now + left,
@@ -33,7 +39,7 @@ impl Run {
             gave_up: false,
             has_ended: false,
         });
-        let task = self.agents.tasks.len() - 1;
+        let attempt = self.agents.attempts.len() - 1;
         if self.fault(self.plan.faults / 6) {
             let retry_after_ms = u32::try_from(self.rng.below(1_500)).unwrap();
             let error = error("breaker-open");
@@ -41,19 +47,19 @@ impl Run {
                 error,
                 retry_after_ms,
             };
-            return self.end_attempt(task, Some(outcome));
+            return self.end_attempt(attempt, Some(outcome));
         }
-        self.call(task);
+        self.call(attempt);
     }
 
     /// One try at the service.
-    fn call(&mut self, task: usize) {
-        let request = Rc::clone(&self.agents.tasks[task].request);
+    fn call(&mut self, attempt: usize) {
+        let request = Rc::clone(&self.agents.attempts[attempt].request);
         self.note(request.operation, || {
             format!("agent: tries {}", name_of(&request))
         });
         let protection = self.plan.protection;
-        let ends_at = self.agents.tasks[task].ends_at;
+        let ends_at = self.agents.attempts[attempt].ends_at;
         let (mut reaches, mut back) = (self.travel(), self.travel());
         let mut deed = Deed::Do;
         let mut is_silent = false;
@@ -90,25 +96,25 @@ impl Run {
         let give_up_at = self.now + if waits_long { patience } else { waits_for };
         let is_in_time = !is_silent && answer_at < give_up_at;
         let is_answered = !is_silent && (protection == Protection::Evidence || is_in_time);
-        self.agents.tasks[task].gave_up = false;
+        self.agents.attempts[attempt].gave_up = false;
         self.later(
             reaches,
             What::Serve {
-                task,
+                attempt,
                 deed,
                 answer_at: is_answered.then_some(answer_at),
             },
         );
         if !is_in_time {
-            self.queue.push(give_up_at, What::GiveUp { task });
+            self.queue.push(give_up_at, What::GiveUp { attempt });
         }
     }
 
     /// A call reaches its service, even if the agent has died.
-    pub fn served(&mut self, task: usize, deed: Deed, answer_at: Option<Timestamp>) {
+    pub fn served(&mut self, attempt: usize, deed: Deed, answer_at: Option<Timestamp>) {
         let (request, step) = {
-            let task = &self.agents.tasks[task];
-            (Rc::clone(&task.request), task.step)
+            let attempt = &self.agents.attempts[attempt];
+            (Rc::clone(&attempt.request), attempt.step)
         };
         let mut key = request.idempotency_key();
         if self.bug == Some(Bug::KeyPerAttempt) {
@@ -117,25 +123,25 @@ impl Run {
         let outcome = self.serve(&request, key, step, deed);
         if let Some(at) = answer_at {
             let outcome = Box::new(outcome);
-            self.queue.push(at, What::Answer { task, outcome });
+            self.queue.push(at, What::Answer { attempt, outcome });
         }
     }
 
     /// The service's answer reaches the agent.
-    pub fn answered(&mut self, task: usize, outcome: Outcome) {
-        if !self.is_home_alive(task) {
+    pub fn answered(&mut self, attempt: usize, outcome: Outcome) {
+        if !self.is_process_alive(attempt) {
             return;
         }
-        if let Some(at) = self.home_sleeps_until(task) {
+        if let Some(at) = self.process_sleeps_until(attempt) {
             let outcome = Box::new(outcome);
-            return self.queue.push(at, What::Answer { task, outcome });
+            return self.queue.push(at, What::Answer { attempt, outcome });
         }
         let is_evidence = self.plan.protection == Protection::Evidence;
         let now = self.now;
-        let state = &mut self.agents.tasks[task];
+        let state = &mut self.agents.attempts[attempt];
         if state.has_ended {
             if is_evidence {
-                self.report_late(task, outcome);
+                self.report_late(attempt, outcome);
             }
             return;
         }
@@ -145,7 +151,7 @@ impl Run {
         let may_try_again = state.retries_left > 0 && now < state.ends_at;
         if matches!(outcome, Outcome::Transient { .. }) && may_try_again {
             state.retries_left -= 1;
-            return self.call(task);
+            return self.call(attempt);
         }
         let outcome = match outcome {
             Outcome::Transient { error } | Outcome::Permanent { error } if state.is_unknown => {
@@ -153,19 +159,19 @@ impl Run {
             }
             outcome => outcome,
         };
-        self.end_attempt(task, Some(outcome));
+        self.end_attempt(attempt, Some(outcome));
     }
 
     /// The service did not answer in time.
-    pub fn give_up_call(&mut self, task: usize) {
-        if self.agents.tasks[task].has_ended || !self.is_home_alive(task) {
+    pub fn give_up_call(&mut self, attempt: usize) {
+        if self.agents.attempts[attempt].has_ended || !self.is_process_alive(attempt) {
             return;
         }
-        if let Some(at) = self.home_sleeps_until(task) {
-            return self.queue.push(at, What::GiveUp { task });
+        if let Some(at) = self.process_sleeps_until(attempt) {
+            return self.queue.push(at, What::GiveUp { attempt });
         }
         let gives_an_outcome = self.rng.chance(60);
-        let state = &mut self.agents.tasks[task];
+        let state = &mut self.agents.attempts[attempt];
         let request = Rc::clone(&state.request);
         self.history.note(self.now, Some(request.operation), || {
             format!("agent: gives up waiting for {}", name_of(&request))
@@ -174,46 +180,49 @@ impl Run {
         state.gave_up = true;
         let ends_at = state.ends_at;
         if self.now >= ends_at {
-            self.end_attempt(task, None);
+            self.end_attempt(attempt, None);
         } else if !gives_an_outcome {
-            self.queue.push(ends_at, What::GiveUp { task });
+            self.queue.push(ends_at, What::GiveUp { attempt });
         } else if state.retries_left > 0 {
             state.retries_left -= 1;
-            self.call(task);
+            self.call(attempt);
         } else {
             let error = error("no-answer");
-            self.end_attempt(task, Some(Outcome::Unknown { error }));
+            self.end_attempt(attempt, Some(Outcome::Unknown { error }));
         }
     }
 
     /// An attempt ends with an outcome, or because its time is over.
-    fn end_attempt(&mut self, task: usize, outcome: Option<Outcome>) {
-        let state = &mut self.agents.tasks[task];
+    fn end_attempt(&mut self, attempt: usize, outcome: Option<Outcome>) {
+        let state = &mut self.agents.attempts[attempt];
         state.has_ended = true;
-        let (request, home) = (Rc::clone(&state.request), state.home);
+        let (request, runs_in) = (Rc::clone(&state.request), state.runs_in);
         self.note(request.operation, || {
             let came_to = outcome.as_ref().map(outcome_of);
             let came_to = came_to.unwrap_or_else(|| "no outcome in time".to_owned());
             format!("agent: {} came to {came_to}", name_of(&request))
         });
-        match home {
-            Home::Topic { life, source } => self.end_attempt_of_topic(task, life, source, outcome),
-            Home::Direct { of, asker } => self.end_direct_attempt(task, of, asker, outcome),
+        match runs_in {
+            RunsIn::Topic { life, source } => {
+                self.end_attempt_of_topic(attempt, life, source, outcome)
+            }
+            RunsIn::Direct { of, asker } => self.end_direct_attempt(attempt, of, asker, outcome),
         }
     }
 
     /// Whether the process that an attempt runs in still lives; the check itself may kill it.
-    fn is_home_alive(&mut self, task: usize) -> bool {
-        match self.agents.tasks[task].home {
-            Home::Topic { life, .. } => {
+    fn is_process_alive(&mut self, attempt: usize) -> bool {
+        match self.agents.attempts[attempt].runs_in {
+            RunsIn::Topic { life, .. } => {
                 self.agents.lives(life) && {
                     self.agent_faults(life.process);
                     self.agents.lives(life)
                 }
             }
-            Home::Direct { of, .. } => {
+            RunsIn::Direct { of, .. } => {
                 let lives = self.lives(of);
-                if !lives && !std::mem::replace(&mut self.agents.tasks[task].has_ended, true) {
+                if !lives && !std::mem::replace(&mut self.agents.attempts[attempt].has_ended, true)
+                {
                     self.seen.count(Sight::DiedWithItsAsker);
                 }
                 lives
@@ -222,10 +231,10 @@ impl Run {
     }
 
     /// Until when the process that an attempt runs in is paused.
-    fn home_sleeps_until(&self, task: usize) -> Option<Timestamp> {
-        let until = match self.agents.tasks[task].home {
-            Home::Topic { life, .. } => self.agents.processes[life.process].paused_until,
-            Home::Direct { of, .. } => self.schedulers[of.scheduler].paused_until,
+    fn process_sleeps_until(&self, attempt: usize) -> Option<Timestamp> {
+        let until = match self.agents.attempts[attempt].runs_in {
+            RunsIn::Topic { life, .. } => self.agents.processes[life.process].paused_until,
+            RunsIn::Direct { of, .. } => self.schedulers[of.scheduler].paused_until,
         };
         (until > self.now).then_some(until)
     }

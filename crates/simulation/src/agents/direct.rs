@@ -4,8 +4,8 @@ use waybill_agent_core::{Admission, Next, Queues, Work};
 use waybill_engine::{Outcome, ShardId, StepReply, StepRequest};
 use waybill_scheduler_core::{Asker, Input};
 
-use super::process::Workers;
-use super::{Home, REQUEST_BYTES, name_of};
+use super::workers::Workers;
+use super::{REQUEST_BYTES, RunsIn, name_of};
 use crate::queue::What;
 use crate::run::Run;
 use crate::schedulers::{Act, Incarnation};
@@ -90,8 +90,8 @@ impl Run {
             let bytes = match next {
                 Next::Start(work) => {
                     let asker = work.source;
-                    let home = Home::Direct { of, asker };
-                    return self.begin_attempt(agent, home, work, now);
+                    let runs_in = RunsIn::Direct { of, asker };
+                    return self.begin_attempt(agent, runs_in, work, now);
                 }
                 Next::Late(work) => {
                     self.seen.count(Sight::ExpiredAtAgent);
@@ -121,13 +121,13 @@ impl Run {
 
     pub(super) fn end_direct_attempt(
         &mut self,
-        task: usize,
+        attempt: usize,
         of: Incarnation,
         asker: Asker,
         outcome: Option<Outcome>,
     ) {
         let now = self.schedulers[of.scheduler].now(self.now);
-        let state = &self.agents.tasks[task];
+        let state = &self.agents.attempts[attempt];
         let (agent, took) = (state.agent, now.boot.since(state.began));
         let outcome = outcome.filter(|_| !state.deadline.is_over(now));
         if let Some(outcome) = outcome {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use waybill_engine::{Offset, StepRequest, Timestamp, partition_for};
 
-use super::{AgentLife, Agents, PARTITIONS};
+use super::{AgentIncarnation, Agents, PARTITIONS};
 use crate::history::Rule;
 use crate::queue::What;
 use crate::run::Run;
@@ -21,7 +21,7 @@ const LOOK_AGAIN_MICROS: u64 = 200_000;
 pub(super) struct RequestLog {
     pub(super) records: Vec<LoggedRequest>,
     committed: usize,
-    owner: Option<AgentLife>,
+    owner: Option<AgentIncarnation>,
 }
 
 /// A record of an agent's topic.
@@ -33,7 +33,7 @@ pub(super) struct LoggedRequest {
     /// Its reply or its dead letter was appended.
     pub(super) is_settled: bool,
     /// When nobody awaits its reply any more, according to a process that has read it.
-    pub(super) is_over_at: Option<Timestamp>,
+    pub(super) expires_at: Option<Timestamp>,
 }
 
 impl LoggedRequest {
@@ -42,7 +42,7 @@ impl LoggedRequest {
             request: request.map(Rc::new),
             was_read: false,
             is_settled: false,
-            is_over_at: None,
+            expires_at: None,
         }
     }
 }
@@ -52,7 +52,7 @@ impl RequestLog {
         self.owner.is_some()
     }
 
-    pub(super) fn is_owned_by(&self, life: AgentLife) -> bool {
+    pub(super) fn is_owned_by(&self, life: AgentIncarnation) -> bool {
         self.owner == Some(life)
     }
 }
@@ -109,7 +109,7 @@ impl Run {
         let members = processes.filter(|(_, process)| process.is_member);
         let members: Vec<usize> = members.map(|(index, _)| index).collect();
         for log in 0..self.agents.logs.len() {
-            let (agent, partition) = Agents::topic_of(log);
+            let (agent, partition) = Agents::partition_of(log);
             let spread = agent + partition.0 as usize;
             let wanted = match members.len() {
                 0 => None,
@@ -144,7 +144,7 @@ impl Run {
     }
 
     /// The coordinator has not heard from a member for long.
-    pub fn session_ends(&mut self, life: AgentLife) {
+    pub fn session_ends(&mut self, life: AgentIncarnation) {
         let process = &mut self.agents.processes[life.process];
         if process.number == life.number && !process.is_awake(self.now) {
             process.is_member = false;
@@ -153,8 +153,8 @@ impl Run {
         }
     }
 
-    fn assign_log(&mut self, life: AgentLife, log: usize) {
-        let (agent, partition) = Agents::topic_of(log);
+    fn assign_log(&mut self, life: AgentIncarnation, log: usize) {
+        let (agent, partition) = Agents::partition_of(log);
         let of_log = &mut self.agents.logs[log];
         of_log.owner = Some(life);
         let process = &mut self.agents.processes[life.process];
@@ -167,7 +167,7 @@ impl Run {
     }
 
     /// A member gives a partition up, and commits how far it has come.
-    pub(super) fn give_up_log(&mut self, life: AgentLife, log: usize) {
+    pub(super) fn give_up_log(&mut self, life: AgentIncarnation, log: usize) {
         if let Some(offset) = self.revoke_log(life, log) {
             self.take_commit(life, log, offset);
         }
@@ -175,8 +175,8 @@ impl Run {
     }
 
     /// A member has lost a partition.
-    pub(super) fn revoke_log(&mut self, life: AgentLife, log: usize) -> Option<Offset> {
-        let (agent, partition) = Agents::topic_of(log);
+    pub(super) fn revoke_log(&mut self, life: AgentIncarnation, log: usize) -> Option<Offset> {
+        let (agent, partition) = Agents::partition_of(log);
         let process = &mut self.agents.processes[life.process];
         process.next.remove(&log);
         let agent_loop = process.agent_loop.as_mut()?;
@@ -184,7 +184,7 @@ impl Run {
     }
 
     /// Commits arrive at the coordinator.
-    pub(super) fn commits_arrive(&mut self, life: AgentLife, commits: Vec<(usize, Offset)>) {
+    pub(super) fn commits_arrive(&mut self, life: AgentIncarnation, commits: Vec<(usize, Offset)>) {
         for (log, to) in commits {
             match self.agents.logs[log].is_owned_by(life) {
                 true => self.take_commit(life, log, to),
@@ -194,7 +194,7 @@ impl Run {
     }
 
     /// A commit must not pass a request that is not done.
-    fn take_commit(&mut self, life: AgentLife, log: usize, to: Offset) {
+    fn take_commit(&mut self, life: AgentIncarnation, log: usize, to: Offset) {
         let of_log = &mut self.agents.logs[log];
         let latest = self.agents.processes[life.process].clock.latest();
         let to = usize::try_from(to.0).unwrap();
@@ -203,7 +203,7 @@ impl Run {
             let Some(record) = of_log.records.get(at) else {
                 return true;
             };
-            let is_late = record.is_over_at.is_some_and(|over| over <= now)
+            let is_late = record.expires_at.is_some_and(|over| over <= now)
                 || (record.request.as_ref()).is_some_and(|of| of.complete_by <= latest);
             !record.is_settled && !is_late
         });

@@ -8,7 +8,7 @@ use waybill_agent_core::{Failed, Failure, Purpose, Sent, Source};
 use waybill_engine::{OperationId, Outcome, Source as Log, StepReply, StepRequest, partition_for};
 
 use super::process::AgentAct;
-use super::{AgentLife, Agents, Home, outcome_of};
+use super::{AgentIncarnation, Agents, RunsIn, outcome_of};
 use crate::queue::What;
 use crate::run::Run;
 use crate::seen::Sight;
@@ -27,7 +27,7 @@ pub struct Outgoing {
 /// A record on its way.
 #[derive(Debug)]
 pub struct Arrival {
-    life: AgentLife,
+    life: AgentIncarnation,
     outgoing: Outgoing,
     /// Whether the process learns that it arrived.
     is_acknowledged: bool,
@@ -37,7 +37,7 @@ impl Run {
     /// A process answers a request.
     pub(super) fn answer(
         &mut self,
-        life: AgentLife,
+        life: AgentIncarnation,
         source: Source,
         request: &StepRequest,
         outcome: Outcome,
@@ -56,7 +56,7 @@ impl Run {
     }
 
     /// A process sends an undecodable record to the dead-letter topic.
-    pub(super) fn bury(&mut self, life: AgentLife, source: Source) {
+    pub(super) fn bury(&mut self, life: AgentIncarnation, source: Source) {
         let sent = Sent {
             source,
             purpose: Purpose::DeadLetter,
@@ -64,7 +64,7 @@ impl Run {
         self.send_record(life, Outgoing { sent, reply: None });
     }
 
-    pub(super) fn send_record(&mut self, life: AgentLife, outgoing: Outgoing) {
+    pub(super) fn send_record(&mut self, life: AgentIncarnation, outgoing: Outgoing) {
         let fails = !self.is_calm() && self.rng.below(FAULTS_ONE_IN) == 0;
         let (mut arrives, mut failure) = (true, None);
         if fails {
@@ -130,7 +130,12 @@ impl Run {
     }
 
     /// A process learns that a record was not acknowledged.
-    pub(super) fn record_failed(&mut self, life: AgentLife, outgoing: Outgoing, failure: Failure) {
+    pub(super) fn record_failed(
+        &mut self,
+        life: AgentIncarnation,
+        outgoing: Outgoing,
+        failure: Failure,
+    ) {
         let process = &mut self.agents.processes[life.process];
         let now = process.now(self.now);
         let Some(agent_loop) = &mut process.agent_loop else {
@@ -155,9 +160,9 @@ impl Run {
     }
 
     /// An agent of somebody else reports a success after complete-by.
-    pub(super) fn report_late(&mut self, task: usize, outcome: Outcome) {
-        let state = &self.agents.tasks[task];
-        debug_assert!(matches!(state.home, Home::Topic { .. }));
+    pub(super) fn report_late(&mut self, attempt: usize, outcome: Outcome) {
+        let state = &self.agents.attempts[attempt];
+        debug_assert!(matches!(state.runs_in, RunsIn::Topic { .. }));
         let reply = Box::new(StepReply::to(&state.request, outcome));
         let after = self.travel();
         self.later(after, What::Reply(reply));

@@ -1,0 +1,127 @@
+//! What happens to processes of agents: they die, pause, and stop.
+
+use std::time::Duration;
+
+use waybill_agent_core::AgentLoop;
+
+use super::AgentIncarnation;
+use super::group::SESSION;
+use super::process::{AgentAct, AgentProcess};
+use crate::queue::What;
+use crate::run::Run;
+use crate::seen::Sight;
+
+/// A dead process restarts within this time.
+const RESTART_MICROS: u64 = 600_000;
+/// How long a stopping process waits for its attempts.
+const DRAIN: Duration = Duration::from_secs(1);
+
+impl Run {
+    /// A process may die, pause or stop at this moment.
+    pub(super) fn agent_faults(&mut self, index: usize) {
+        let plan = &self.plan;
+        let left = plan.agent_crashes + plan.agent_pauses + plan.agent_stops;
+        let process = &self.agents.processes[index];
+        if self.is_calm() || left == 0 || !process.is_awake(self.now) {
+            return;
+        }
+        match self.rng.below(120) {
+            0 | 1 if self.plan.agent_crashes > 0 => {
+                self.plan.agent_crashes -= 1;
+                self.kill_agent(index);
+            }
+            2 if self.plan.agent_pauses > 0 => {
+                self.plan.agent_pauses -= 1;
+                self.pause_agent(index);
+            }
+            3 | 4 if self.plan.agent_stops > 0 => {
+                self.plan.agent_stops -= 1;
+                self.stop_agent(index);
+            }
+            _ => {}
+        }
+    }
+
+    /// All processes of agents die, and start again.
+    pub fn kill_agents(&mut self) {
+        for index in 0..self.agents.processes.len() {
+            self.kill_agent(index);
+        }
+    }
+
+    fn kill_agent(&mut self, index: usize) {
+        self.seen.count(Sight::AgentCrashes);
+        self.note_all(|| format!("agent process {index} dies"));
+        self.restart_agent(index);
+        let life = self.agents.life(index);
+        let session = u64::try_from(SESSION.as_micros()).unwrap();
+        self.later(session, What::AgentSession(life));
+    }
+
+    fn restart_agent(&mut self, index: usize) {
+        let number = self.agents.processes[index].number + 1;
+        let is_member = self.agents.processes[index].is_member;
+        let mut process = AgentProcess::new(&self.plan, &mut self.rng, number);
+        process.is_member = is_member;
+        self.agents.processes[index] = process;
+        let after = self.rng.below(RESTART_MICROS);
+        let life = self.agents.life(index);
+        self.agent_acts_later(life, after, AgentAct::Start);
+    }
+
+    fn pause_agent(&mut self, index: usize) {
+        self.seen.count(Sight::AgentPauses);
+        let pause = Duration::from_micros(self.rng.between(1_000, 4_000_000));
+        self.agents.processes[index].paused_until = self.now + pause;
+        self.note_all(|| format!("agent process {index} is paused for {pause:?}"));
+        let life = self.agents.life(index);
+        if pause > SESSION {
+            let session = u64::try_from(SESSION.as_micros()).unwrap();
+            self.later(session, What::AgentSession(life));
+        }
+        // It looks at the group when it goes on.
+        self.want_poll(life, pause);
+    }
+
+    fn stop_agent(&mut self, index: usize) {
+        let life = self.agents.life(index);
+        let process = self.agents.process(life);
+        if process.drains_until.is_some() {
+            return;
+        }
+        process.drains_until = Some(self.now + DRAIN);
+        let Some(agent_loop) = &mut process.agent_loop else {
+            return;
+        };
+        self.seen.count(Sight::AgentStops);
+        let handed_back = agent_loop.drain();
+        self.note_all(|| format!("agent process {index} is stopped"));
+        for agent in 0..self.agents.names.len() {
+            self.wake_worker(life, agent);
+        }
+        for refused in handed_back {
+            self.refuse_request(life, refused);
+        }
+        self.want_poll(life, Duration::ZERO);
+    }
+
+    /// A stopping process leaves once its requests are done, or it has waited for long enough.
+    pub(super) fn drain(&mut self, life: AgentIncarnation) {
+        let now = self.now;
+        let process = self.agents.process(life);
+        let until = process.drains_until.unwrap_or(now);
+        let open = process.agent_loop.as_ref().map_or(0, AgentLoop::open);
+        if open > 0 && now < until {
+            return self.want_poll(life, Duration::from_millis(100));
+        }
+        let logs: Vec<usize> = process.next.keys().copied().collect();
+        for log in logs {
+            self.give_up_log(life, log);
+        }
+        let process = self.agents.process(life);
+        process.is_member = false;
+        self.note_all(|| format!("agent process {} has stopped", life.process));
+        self.want_rebalance(0);
+        self.restart_agent(life.process);
+    }
+}

@@ -1,0 +1,190 @@
+//! The workers of a process of agents: they start attempts, and answer requests.
+
+use std::rc::Rc;
+
+use waybill_agent_core::{Attempted, Ended, Next, Refusal, Refused, Source, Work};
+use waybill_engine::{Now, Outcome};
+
+use super::{AgentIncarnation, Agents, REQUEST_BYTES, RunsIn};
+use crate::history::Rule;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::workload::Protection;
+
+/// The workers of an agent that wait for work, with the semantics of tokio's `Notify`.
+#[derive(Debug)]
+pub(super) struct Workers {
+    waiting: usize,
+    has_permit: bool,
+}
+
+impl Workers {
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            waiting: count,
+            has_permit: false,
+        }
+    }
+
+    /// Whether a waiting worker wakes up. If none waits, the next one does not wait.
+    pub(super) fn wake(&mut self) -> bool {
+        self.has_permit = self.waiting == 0;
+        self.waiting = self.waiting.saturating_sub(1);
+        !self.has_permit
+    }
+
+    /// Whether a worker without work waits.
+    pub(super) fn wait(&mut self) -> bool {
+        let waits = !std::mem::take(&mut self.has_permit);
+        self.waiting += usize::from(waits);
+        waits
+    }
+}
+
+impl Run {
+    pub(super) fn wake_worker(&mut self, life: AgentIncarnation, agent: usize) {
+        if self.agents.lives(life) && self.agents.process(life).workers[agent].wake() {
+            self.worker_works(life, agent);
+        }
+    }
+
+    /// A worker takes work until it starts an attempt, or waits.
+    fn worker_works(&mut self, life: AgentIncarnation, agent: usize) {
+        loop {
+            if !self.agents.lives(life) {
+                return;
+            }
+            let now = self.agent_now(life);
+            let Some(agent_loop) = &mut self.agents.process(life).agent_loop else {
+                return;
+            };
+            let next = agent_loop.next(agent, now);
+            let wakes_another = agent_loop.wakes_another(agent);
+            if wakes_another {
+                self.wake_worker(life, agent);
+            }
+            self.check_capacity(life, agent);
+            match next {
+                Next::Start(work) => {
+                    self.check_start(life, &work);
+                    let source = work.source;
+                    let runs_in = RunsIn::Topic { life, source };
+                    return self.begin_attempt(agent, runs_in, work, now);
+                }
+                Next::Late(work) => {
+                    self.seen.count(Sight::ExpiredAtAgent);
+                    self.attempted(life, Attempted::late(&work), now);
+                }
+                Next::Refused(refused) => self.refuse_request(life, refused),
+                Next::Empty => {
+                    if self.agents.process(life).workers[agent].wait() {
+                        return;
+                    }
+                }
+                Next::Closed => return,
+            }
+        }
+    }
+
+    /// No attempt starts past complete-by, for an owner that is known to be superseded, or in a
+    /// partition that the process has given up.
+    fn check_start(&mut self, life: AgentIncarnation, work: &Work<Source>) {
+        let now = self.now;
+        let process = self.agents.process(life);
+        let request = &work.request;
+        let wall = process.clock.read(now);
+        let log = Agents::log_of(work.source.topic, work.source.partition);
+        let is_held = process.next.contains_key(&log);
+        let newest = request.shard.and_then(|shard| process.newest.get(&shard));
+        let newest = newest.copied();
+        if newest.is_some_and(|newest| request.epoch < newest) {
+            let epoch = request.epoch;
+            self.fail(Rule::OneOwner, request.operation, || {
+                format!("an agent starts a request of epoch {epoch} after {newest:?}")
+            });
+        }
+        if !is_held {
+            self.fail(Rule::Contract, request.operation, || {
+                format!("an agent starts a request of log {log}, which its process has given up")
+            });
+        }
+        if request.complete_by <= wall {
+            self.fail(Rule::LateStart, request.operation, || {
+                format!(
+                    "it starts at {wall:?}, to be completed by {:?}",
+                    request.complete_by
+                )
+            });
+        }
+    }
+
+    pub(super) fn check_capacity(&mut self, life: AgentIncarnation, agent: usize) {
+        let limits = self.plan.agent_limits;
+        let process = &self.agents.processes[life.process];
+        let Some(agent_loop) = &process.agent_loop else {
+            return;
+        };
+        let (queued, running) = agent_loop.depth(agent);
+        if queued + running > limits.in_flight_max || running > limits.workers {
+            self.fail(Rule::Bounds, None, || {
+                format!("{queued} requests wait for agent {agent}, {running} run: {limits:?}")
+            });
+        }
+    }
+
+    pub(super) fn refuse_request(&mut self, life: AgentIncarnation, refused: Refused<Source>) {
+        self.seen.count(match refused.refusal {
+            Refusal::NoRoom { .. } => Sight::RequestsRefused,
+            Refusal::Superseded => Sight::SupersededRequests,
+            Refusal::Stopping => Sight::RequestsHandedBack,
+        });
+        let outcome = refused.outcome();
+        let work = refused.work;
+        self.answer(life, work.source, &work.request, outcome);
+    }
+
+    fn attempted(
+        &mut self,
+        life: AgentIncarnation,
+        attempted: Attempted,
+        now: Now,
+    ) -> Option<Outcome> {
+        let process = self.agents.process(life);
+        let agent_loop = process.agent_loop.as_mut()?;
+        let ended = agent_loop.ended(attempted, now);
+        match ended {
+            Ended::Answer(outcome) => Some(outcome),
+            Ended::GivenUp => {
+                self.want_commit(life);
+                None
+            }
+        }
+    }
+
+    pub(super) fn end_attempt_of_topic(
+        &mut self,
+        attempt: usize,
+        life: AgentIncarnation,
+        source: Source,
+        outcome: Option<Outcome>,
+    ) {
+        let now = self.agent_now(life);
+        let state = &self.agents.attempts[attempt];
+        let attempted = Attempted {
+            source,
+            bytes: REQUEST_BYTES,
+            deadline: state.deadline,
+            took: Some(now.boot.since(state.began)),
+            outcome: outcome.clone(),
+        };
+        let (agent, request) = (state.agent, Rc::clone(&state.request));
+        match (self.attempted(life, attempted, now), outcome) {
+            (Some(outcome), _) => self.answer(life, source, &request, outcome),
+            (None, Some(late)) if self.plan.protection == Protection::Evidence => {
+                self.report_late(attempt, late);
+            }
+            (None, _) => {}
+        }
+        self.worker_works(life, agent);
+    }
+}
