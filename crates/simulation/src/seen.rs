@@ -48,6 +48,7 @@ pub enum Sight {
     AgentCommitsRefused,
     RequestsHandedOver,
     RequestsLost,
+    RequestsTakenOver,
     RequestsReadAgain,
     RequestsRefused,
     RequestsHandedBack,
@@ -103,7 +104,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 95] = [
+    pub const ALL: [Self; 96] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -147,6 +148,7 @@ impl Sight {
         Self::AgentCommitsRefused,
         Self::RequestsHandedOver,
         Self::RequestsLost,
+        Self::RequestsTakenOver,
         Self::RequestsReadAgain,
         Self::RequestsRefused,
         Self::RequestsHandedBack,

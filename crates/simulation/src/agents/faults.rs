@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use waybill_agent_core::AgentLoop;
+use waybill_engine::Timestamp;
 
 use super::AgentIncarnation;
-use super::group::SESSION;
+use super::group::{HEARTBEAT_MICROS, SESSION};
 use super::process::{AgentAct, AgentProcess};
 use crate::queue::What;
 use crate::run::Run;
 use crate::seen::Sight;
 
-/// A dead process restarts within this time.
-const RESTART_MICROS: u64 = 600_000;
+/// A dead process restarts within the first of these times, mostly before its session ends; or
+/// within the second.
+const RESTART_MICROS: [u64; 2] = [600_000, 4_000_000];
 /// How long a stopping process waits for its attempts.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -52,10 +54,25 @@ impl Run {
     fn kill_agent(&mut self, index: usize) {
         self.seen.count(Sight::AgentCrashes);
         self.note_all(|| format!("agent process {index} dies"));
+        let silent_since = match self.agents.processes[index].is_awake(self.now) {
+            true => self.last_heartbeat(),
+            false => self.agents.processes[index].silent_since,
+        };
         self.restart_agent(index);
+        self.falls_silent(index, silent_since);
+    }
+
+    /// When a process that falls silent has sent its last heartbeat.
+    fn last_heartbeat(&mut self) -> Timestamp {
+        self.now - Duration::from_micros(self.rng.below(HEARTBEAT_MICROS))
+    }
+
+    /// The coordinator of the group hears nothing from a process any more.
+    fn falls_silent(&mut self, index: usize, since: Timestamp) {
+        self.agents.processes[index].silent_since = since;
         let life = self.agents.life(index);
-        let session = u64::try_from(SESSION.as_micros()).unwrap();
-        self.later(session, What::AgentSession(life));
+        let at = self.now.max(since + SESSION);
+        self.queue.push(at, What::AgentSession(life));
     }
 
     fn restart_agent(&mut self, index: usize) {
@@ -64,7 +81,8 @@ impl Run {
         let mut process = AgentProcess::new(&self.plan, &mut self.rng, number);
         process.is_member = is_member;
         self.agents.processes[index] = process;
-        let after = self.rng.below(RESTART_MICROS);
+        let is_long = self.rng.chance(30);
+        let after = self.rng.below(RESTART_MICROS[usize::from(is_long)]);
         let life = self.agents.life(index);
         self.agent_acts_later(life, after, AgentAct::Start);
     }
@@ -74,11 +92,9 @@ impl Run {
         let pause = Duration::from_micros(self.rng.between(1_000, 4_000_000));
         self.agents.processes[index].paused_until = self.now + pause;
         self.note_all(|| format!("agent process {index} is paused for {pause:?}"));
+        let since = self.last_heartbeat();
+        self.falls_silent(index, since);
         let life = self.agents.life(index);
-        if pause > SESSION {
-            let session = u64::try_from(SESSION.as_micros()).unwrap();
-            self.later(session, What::AgentSession(life));
-        }
         // It looks at the group when it goes on.
         self.want_poll(life, pause);
     }

@@ -13,6 +13,8 @@ use crate::seen::Sight;
 
 /// After this the coordinator takes the partitions of a silent member away.
 pub(super) const SESSION: Duration = Duration::from_secs(1);
+/// How often a member sends heartbeats, also while it does not poll.
+pub(super) const HEARTBEAT_MICROS: u64 = 300_000;
 /// How long the coordinator waits for a member to give its partitions up before it looks again.
 const LOOK_AGAIN_MICROS: u64 = 200_000;
 
@@ -22,6 +24,8 @@ pub(super) struct RequestLog {
     pub(super) records: Vec<LoggedRequest>,
     committed: usize,
     owner: Option<AgentIncarnation>,
+    /// The process that died while it was the owner, until the log has another owner.
+    died_with: Option<usize>,
 }
 
 /// A record of an agent's topic.
@@ -132,7 +136,11 @@ impl Run {
                     self.give_up_log(life, log);
                 }
             }
-            self.agents.logs[log].owner = None;
+            let of_log = &mut self.agents.logs[log];
+            if let Some(dead) = of_log.owner.take() {
+                let is_dead = self.agents.processes[dead.process].number != dead.number;
+                of_log.died_with = is_dead.then_some(dead.process);
+            }
             let Some(wanted) = wanted else {
                 continue;
             };
@@ -146,7 +154,8 @@ impl Run {
     /// The coordinator has not heard from a member for long.
     pub fn session_ends(&mut self, life: AgentIncarnation) {
         let process = &mut self.agents.processes[life.process];
-        if process.number == life.number && !process.is_awake(self.now) {
+        let is_over = self.now >= process.silent_since + SESSION;
+        if process.number == life.number && is_over && !process.is_awake(self.now) {
             process.is_member = false;
             self.note_all(|| format!("the session of agent process {} ends", life.process));
             self.want_rebalance(0);
@@ -157,6 +166,10 @@ impl Run {
         let (agent, partition) = Agents::partition_of(log);
         let of_log = &mut self.agents.logs[log];
         of_log.owner = Some(life);
+        let died_with = of_log.died_with.take();
+        if died_with.is_some_and(|dead| dead != life.process) {
+            self.seen.count(Sight::RequestsTakenOver);
+        }
         let process = &mut self.agents.processes[life.process];
         if let Some(agent_loop) = &mut process.agent_loop {
             agent_loop.assign(agent, partition);

@@ -43,6 +43,8 @@ pub(super) struct AgentProcess {
     pub(super) number: u32,
     pub(super) clock: Clock,
     pub(super) paused_until: Timestamp,
+    /// The last heartbeat before it died or was paused.
+    pub(super) silent_since: Timestamp,
     /// `None` until it has started.
     pub(super) agent_loop: Option<AgentLoop<Outgoing>>,
     /// Whether the coordinator counts it as a member of the group.
@@ -69,6 +71,7 @@ impl AgentProcess {
             number,
             clock: Clock::new(offset),
             paused_until: START,
+            silent_since: START,
             agent_loop: None,
             is_member: false,
             next: BTreeMap::new(),
