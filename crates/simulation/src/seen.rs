@@ -43,6 +43,7 @@ pub enum Sight {
     AgentCrashes,
     AgentPauses,
     AgentStops,
+    DrainsTimedOut,
     AgentDeadLetters,
     AgentRecordsSentAgain,
     AgentCommitsRefused,
@@ -104,7 +105,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 96] = [
+    pub const ALL: [Self; 97] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -143,6 +144,7 @@ impl Sight {
         Self::AgentCrashes,
         Self::AgentPauses,
         Self::AgentStops,
+        Self::DrainsTimedOut,
         Self::AgentDeadLetters,
         Self::AgentRecordsSentAgain,
         Self::AgentCommitsRefused,

@@ -5,9 +5,9 @@ use std::time::Duration;
 use waybill_agent_core::AgentLoop;
 use waybill_engine::Timestamp;
 
-use super::AgentIncarnation;
 use super::group::{HEARTBEAT_MICROS, SESSION};
-use super::process::{AgentAct, AgentProcess};
+use super::process::{AgentAct, AgentProcess, Drain};
+use super::{AgentIncarnation, RunsIn};
 use crate::queue::What;
 use crate::run::Run;
 use crate::seen::Sight;
@@ -17,6 +17,10 @@ use crate::seen::Sight;
 const RESTART_MICROS: [u64; 2] = [600_000, 4_000_000];
 /// How long a stopping process waits for its attempts.
 const DRAIN: Duration = Duration::from_secs(1);
+/// How often it looks in the meantime whether records are to be sent again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long it waits after that for the acknowledgements of what it has sent.
+const FLUSH: Duration = Duration::from_millis(500);
 
 impl Run {
     /// A process may die, pause or stop at this moment.
@@ -102,10 +106,11 @@ impl Run {
     fn stop_agent(&mut self, index: usize) {
         let life = self.agents.life(index);
         let process = self.agents.process(life);
-        if process.drains_until.is_some() {
+        if process.drain.is_some() {
             return;
         }
-        process.drains_until = Some(self.now + DRAIN);
+        let until = self.now + DRAIN;
+        process.drain = Some(Drain::Requests { until });
         let Some(agent_loop) = &mut process.agent_loop else {
             return;
         };
@@ -121,21 +126,47 @@ impl Run {
         self.want_poll(life, Duration::ZERO);
     }
 
-    /// A stopping process leaves once its requests are done, or it has waited for long enough.
-    pub(super) fn drain(&mut self, life: AgentIncarnation) {
+    /// A stopping process leaves the group once its requests are done, or it has waited for long
+    /// enough.
+    pub(super) fn drain(&mut self, life: AgentIncarnation, drain: Drain) {
         let now = self.now;
         let process = self.agents.process(life);
-        let until = process.drains_until.unwrap_or(now);
         let open = process.agent_loop.as_ref().map_or(0, AgentLoop::open);
-        if open > 0 && now < until {
-            return self.want_poll(life, Duration::from_millis(100));
+        match drain {
+            Drain::Requests { until } if open > 0 && now < until => {
+                self.send_again(life);
+                self.want_poll(life, until.since(now).min(LOOK_AGAIN));
+            }
+            Drain::Requests { .. } if open > 0 => {
+                let until = now + FLUSH;
+                process.drain = Some(Drain::Records { until });
+                self.seen.count(Sight::DrainsTimedOut);
+                self.abort_attempts(life);
+                self.want_poll(life, Duration::ZERO);
+            }
+            Drain::Records { until } if process.in_flight > 0 && now < until => {
+                self.want_poll(life, until.since(now));
+            }
+            Drain::Requests { .. } | Drain::Records { .. } => self.leave_group(life),
         }
-        let logs: Vec<usize> = process.next.keys().copied().collect();
+    }
+
+    /// The attempts of a process end without an outcome.
+    fn abort_attempts(&mut self, life: AgentIncarnation) {
+        for attempt in &mut self.agents.attempts {
+            if matches!(attempt.runs_in, RunsIn::Topic { life: of, .. } if of == life) {
+                attempt.has_ended = true;
+            }
+        }
+    }
+
+    /// A stopping process gives its partitions up, ends, and starts again.
+    fn leave_group(&mut self, life: AgentIncarnation) {
+        let logs: Vec<usize> = self.agents.process(life).next.keys().copied().collect();
         for log in logs {
             self.give_up_log(life, log);
         }
-        let process = self.agents.process(life);
-        process.is_member = false;
+        self.agents.process(life).is_member = false;
         self.note_all(|| format!("agent process {} has stopped", life.process));
         self.want_rebalance(0);
         self.restart_agent(life.process);

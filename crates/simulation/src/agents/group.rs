@@ -126,8 +126,8 @@ impl Run {
             }
             if let Some(life) = owner.filter(|life| self.agents.lives(*life)) {
                 let process = &self.agents.processes[life.process];
-                if process.is_member && process.paused_until > self.now {
-                    // It does not answer. Its session may end.
+                if process.is_member && !process.polls(self.now) {
+                    // It may leave the group, or its session may end.
                     self.want_rebalance(LOOK_AGAIN_MICROS);
                     continue;
                 }
@@ -144,7 +144,7 @@ impl Run {
             let Some(wanted) = wanted else {
                 continue;
             };
-            match self.agents.processes[wanted.process].is_awake(self.now) {
+            match self.agents.processes[wanted.process].polls(self.now) {
                 true => self.assign_log(wanted, log),
                 false => self.want_rebalance(LOOK_AGAIN_MICROS),
             }
@@ -179,9 +179,14 @@ impl Run {
         self.want_poll(life, Duration::from_micros(after));
     }
 
-    /// A member gives a partition up, and commits how far it has come.
+    /// A member gives a partition up, and commits how far it has come, unless it was lost.
     pub(super) fn give_up_log(&mut self, life: AgentIncarnation, log: usize) {
-        if let Some(offset) = self.revoke_log(life, log) {
+        let is_lost = !self.agents.logs[log].is_owned_by(life);
+        let offset = self.revoke_log(life, log);
+        if is_lost {
+            return;
+        }
+        if let Some(offset) = offset {
             self.take_commit(life, log, offset);
         }
         self.agents.logs[log].owner = None;

@@ -36,6 +36,15 @@ pub enum AgentAct {
     Commit(Vec<(usize, Offset)>),
 }
 
+/// What a stopping process waits for before it leaves the group. It polls no more in the meantime.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Drain {
+    /// That all requests that it has read are done.
+    Requests { until: Timestamp },
+    /// That no record is in flight.
+    Records { until: Timestamp },
+}
+
 /// A process of agents.
 #[derive(Debug)]
 pub(super) struct AgentProcess {
@@ -55,8 +64,10 @@ pub(super) struct AgentProcess {
     pub(super) workers: Vec<Workers>,
     polls_at: Option<Timestamp>,
     commits_at: Timestamp,
-    /// When it gives up waiting for its attempts, once it stops.
-    pub(super) drains_until: Option<Timestamp>,
+    /// What it waits for, once it stops.
+    pub(super) drain: Option<Drain>,
+    /// How many records it has sent that are neither acknowledged nor failed.
+    pub(super) in_flight: usize,
     /// The newest owner of each shard whose requests it has read.
     pub(super) newest: BTreeMap<LayoutShard, Epoch>,
 }
@@ -78,7 +89,8 @@ impl AgentProcess {
             workers: Vec::new(),
             polls_at: None,
             commits_at: START,
-            drains_until: None,
+            drain: None,
+            in_flight: 0,
             newest: BTreeMap::new(),
         }
     }
@@ -95,10 +107,15 @@ impl AgentProcess {
         self.agent_loop.is_some() && self.paused_until <= now
     }
 
+    /// Whether it takes and gives up partitions, as the coordinator wants.
+    pub(super) fn polls(&self, now: Timestamp) -> bool {
+        self.is_awake(now) && self.drain.is_none()
+    }
+
     /// Whether it runs, and every request that it has read is done.
     pub(super) fn rests(&self) -> bool {
         let mut agent_loop = self.agent_loop.iter();
-        self.drains_until.is_none() && agent_loop.any(|agent_loop| agent_loop.open() == 0)
+        self.drain.is_none() && agent_loop.any(|agent_loop| agent_loop.open() == 0)
     }
 }
 
@@ -151,12 +168,16 @@ impl Run {
             AgentAct::Poll => self.poll_requests(life),
             AgentAct::Acknowledged(sent) => {
                 let process = self.agents.process(life);
+                process.in_flight -= 1;
                 if let Some(agent_loop) = &mut process.agent_loop {
                     agent_loop.acknowledged(sent);
                 }
-                self.want_commit(life);
+                self.request_is_done(life);
             }
-            AgentAct::Failed(outgoing, failure) => self.record_failed(life, outgoing, failure),
+            AgentAct::Failed(outgoing, failure) => {
+                self.agents.process(life).in_flight -= 1;
+                self.record_failed(life, outgoing, failure);
+            }
             AgentAct::Commit(_) => unreachable!("handled before"),
         }
     }
@@ -188,7 +209,15 @@ impl Run {
         }
     }
 
-    pub(super) fn want_commit(&mut self, life: AgentIncarnation) {
+    /// The process may commit further, or may leave the group if it stops.
+    pub(super) fn request_is_done(&mut self, life: AgentIncarnation) {
+        match self.agents.process(life).drain {
+            None => self.want_commit(life),
+            Some(_) => self.want_poll(life, Duration::ZERO),
+        }
+    }
+
+    fn want_commit(&mut self, life: AgentIncarnation) {
         let at = self.agents.process(life).commits_at;
         self.want_poll(life, at.since(self.now));
     }
@@ -202,11 +231,12 @@ impl Run {
         if process.agent_loop.is_none() {
             return;
         }
+        if let Some(drain) = process.drain {
+            return self.drain(life, drain);
+        }
         self.notice_lost(life);
         self.send_again(life);
-        if self.agents.process(life).drains_until.is_none() {
-            self.read_requests(life);
-        }
+        self.read_requests(life);
         if !self.agents.lives(life) {
             return;
         }
@@ -214,15 +244,11 @@ impl Run {
             true => self.commit(life),
             false => self.want_commit(life),
         }
-        if self.agents.process(life).drains_until.is_some() {
-            self.drain(life);
-        }
     }
 
     /// A process that others have replaced in the meantime joins the group again.
     fn notice_lost(&mut self, life: AgentIncarnation) {
         let process = self.agents.process(life);
-        let is_stopping = process.drains_until.is_some();
         let was_out = !std::mem::replace(&mut process.is_member, true);
         let logs: Vec<usize> = process.next.keys().copied().collect();
         for log in logs {
@@ -231,13 +257,13 @@ impl Run {
                 self.revoke_log(life, log);
             }
         }
-        if was_out && !is_stopping {
+        if was_out {
             let after = self.travel();
             self.want_rebalance(after);
         }
     }
 
-    fn send_again(&mut self, life: AgentIncarnation) {
+    pub(super) fn send_again(&mut self, life: AgentIncarnation) {
         let process = self.agents.process(life);
         let now = process.now(self.now);
         let Some(agent_loop) = &mut process.agent_loop else {

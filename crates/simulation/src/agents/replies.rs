@@ -64,6 +64,7 @@ impl Run {
         self.send_record(life, Outgoing { sent, reply: None });
     }
 
+    /// A process sends a record, unless its producer's queue is full.
     pub(super) fn send_record(&mut self, life: AgentIncarnation, outgoing: Outgoing) {
         let fails = !self.is_calm() && self.rng.below(FAULTS_ONE_IN) == 0;
         let (mut arrives, mut failure) = (true, None);
@@ -76,11 +77,12 @@ impl Run {
                 (_, _) => (true, Some(Failure::Temporary)),
             };
         }
+        if failure == Some(Failure::QueueFull) {
+            return self.record_failed(life, outgoing, Failure::QueueFull);
+        }
+        self.agents.process(life).in_flight += 1;
         if let Some(failure) = failure {
-            let after = match failure {
-                Failure::QueueFull => 0,
-                Failure::Permanent | Failure::Temporary => self.travel(),
-            };
+            let after = self.travel();
             let act = AgentAct::Failed(outgoing.clone(), failure);
             self.agent_acts_later(life, after, act);
         }
@@ -154,7 +156,7 @@ impl Run {
                 let log = Agents::log_of(sent.source.topic, sent.source.partition);
                 let at = usize::try_from(sent.source.offset.0).unwrap();
                 self.agents.logs[log].records[at].is_settled = true;
-                self.want_commit(life);
+                self.request_is_done(life);
             }
         }
     }

@@ -155,7 +155,7 @@ impl Run {
         match ended {
             Ended::Answer(outcome) => Some(outcome),
             Ended::GivenUp => {
-                self.want_commit(life);
+                self.request_is_done(life);
                 None
             }
         }
