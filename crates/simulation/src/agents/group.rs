@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use waybill_engine::{Offset, StepRequest, Timestamp, partition_for};
+use waybill_engine::{BootTime, Now, Offset, StepRequest, partition_for};
 
 use super::{AgentIncarnation, Agents, PARTITIONS};
 use crate::history::Rule;
@@ -36,8 +36,8 @@ pub(super) struct LoggedRequest {
     pub(super) was_read: bool,
     /// Its reply or its dead letter was appended.
     pub(super) is_settled: bool,
-    /// When nobody awaits its reply any more, according to a process that has read it.
-    pub(super) expires_at: Option<Timestamp>,
+    /// When nobody awaits its reply any more, by the boot clock of each process that has read it.
+    pub(super) expires_at: Vec<(AgentIncarnation, BootTime)>,
 }
 
 impl LoggedRequest {
@@ -46,8 +46,29 @@ impl LoggedRequest {
             request: request.map(Rc::new),
             was_read: false,
             is_settled: false,
-            expires_at: None,
+            expires_at: Vec::new(),
         }
+    }
+}
+
+impl LoggedRequest {
+    /// Records that a process reads it.
+    pub(super) fn is_read_by(&mut self, life: AgentIncarnation, now: Now) {
+        if let Some(request) = &self.request {
+            let expires_at = now.boot + request.complete_by.since(now.wall);
+            self.expires_at.push((life, expires_at));
+        }
+    }
+
+    /// Whether its reply or its dead letter was appended, or nobody awaits a reply any more by the
+    /// clocks of a process that has read it. Its wall clock may have been set back since it showed
+    /// `now`.
+    fn is_done(&self, life: AgentIncarnation, now: Now) -> bool {
+        let request = self.request.as_ref();
+        let mut expires_at = self.expires_at.iter();
+        self.is_settled
+            || request.is_some_and(|request| request.complete_by <= now.wall)
+            || expires_at.any(|&(of, at)| of == life && at <= now.boot)
     }
 }
 
@@ -187,7 +208,8 @@ impl Run {
             return;
         }
         if let Some(offset) = offset {
-            self.take_commit(life, log, offset);
+            self.check_commit(life, log, offset);
+            self.take_commit(log, offset);
         }
         self.agents.logs[log].owner = None;
     }
@@ -205,35 +227,39 @@ impl Run {
     pub(super) fn commits_arrive(&mut self, life: AgentIncarnation, commits: Vec<(usize, Offset)>) {
         for (log, to) in commits {
             match self.agents.logs[log].is_owned_by(life) {
-                true => self.take_commit(life, log, to),
+                true => self.take_commit(log, to),
                 false => self.seen.count(Sight::AgentCommitsRefused),
             }
         }
     }
 
-    /// A commit must not pass a request that is not done.
-    fn take_commit(&mut self, life: AgentIncarnation, log: usize, to: Offset) {
-        let of_log = &mut self.agents.logs[log];
-        let latest = self.agents.processes[life.process].clock.latest();
+    fn take_commit(&mut self, log: usize, to: Offset) {
         let to = usize::try_from(to.0).unwrap();
-        let now = self.now;
+        let committed = &mut self.agents.logs[log].committed;
+        *committed = to.max(*committed);
+    }
+
+    /// No commit that is sent passes a request that is not done by then.
+    pub(super) fn check_commit(&mut self, life: AgentIncarnation, log: usize, to: Offset) {
+        let process = &mut self.agents.processes[life.process];
+        let now = Now {
+            boot: process.now(self.now).boot,
+            wall: process.clock.latest(),
+        };
+        let of_log = &self.agents.logs[log];
+        let to = usize::try_from(to.0).unwrap();
         let open = (of_log.committed..to).find(|&at| {
-            let Some(record) = of_log.records.get(at) else {
-                return true;
-            };
-            let is_late = record.expires_at.is_some_and(|over| over <= now)
-                || (record.request.as_ref()).is_some_and(|of| of.complete_by <= latest);
-            !record.is_settled && !is_late
+            let record = of_log.records.get(at);
+            record.is_none_or(|record| !record.is_done(life, now))
         });
-        of_log.committed = of_log.committed.max(to);
         if let Some(at) = open {
             let record = of_log.records.get(at);
             let request = record.and_then(|record| record.request.clone());
             let operation = request.as_ref().map(|request| request.operation);
             self.fail(Rule::RequestPassedOver, operation, || {
                 format!(
-                    "process {} commits offset {} of log {log}, {request:?} is not done",
-                    life.process, to
+                    "process {} commits offset {to} of log {log}, {request:?} is not done",
+                    life.process
                 )
             });
         }

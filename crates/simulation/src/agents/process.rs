@@ -331,11 +331,7 @@ impl Run {
             return self.bury(life, begun.record);
         };
         let work = Work::new((*request).clone(), begun.record, REQUEST_BYTES, None, now);
-        let expires_at = self.now + work.deadline.left(now.boot);
-        let earliest = record
-            .expires_at
-            .map_or(expires_at, |at| at.min(expires_at));
-        record.expires_at = Some(earliest);
+        record.is_read_by(life, now);
         if let Some(shard) = request.shard {
             let newest = process.newest.entry(shard).or_insert(request.epoch);
             *newest = (*newest).max(request.epoch);
@@ -385,6 +381,9 @@ impl Run {
         let commits = agent_loop.commits().into_iter();
         let commits = commits.map(|(agent, partition, to)| (Agents::log_of(agent, partition), to));
         let commits: Vec<(usize, Offset)> = commits.collect();
+        for &(log, to) in &commits {
+            self.check_commit(life, log, to);
+        }
         let is_lost = self.fault(3);
         if !commits.is_empty() && !is_lost {
             let after = self.travel();
