@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Amendment, Attempt, ByPriority, FailedOperation, OWNER_SUPERSEDED, OperationId,
+    Amendment, Attempt, ByPriority, Epoch, FailedOperation, OWNER_SUPERSEDED, OperationId,
     OperationRequest, OperationRow, OperationStatus, OperatorAlert, Outcome, OwnerNotice, Priority,
     ProcessState, Recovery, RecoveryVerb, RequestHash, Source, StepReply, StepState, Timestamp,
 };
@@ -42,8 +42,15 @@ struct Reply {
     step: usize,
     attempt: Attempt,
     undoes: bool,
-    /// An agent refused the sender as superseded. The newer owner ignores this reply.
-    refuses_owner: bool,
+    /// The owner whom an agent refused as superseded. Newer owners ignore this reply.
+    refused: Option<Epoch>,
+}
+
+impl Reply {
+    /// Whether it means something to this owner.
+    fn counts_for(&self, owner: Epoch) -> bool {
+        self.refused.is_none_or(|refused| refused == owner)
+    }
 }
 
 /// The judge's memory.
@@ -159,6 +166,10 @@ impl Run {
         let row = self.store.row(reply.operation);
         let names = row.map(|row| &row.created.step_names);
         let mut names = names.into_iter().flatten();
+        let refuses_owner = matches!(
+            &reply.outcome,
+            Outcome::NotAttempted { error, .. } if error.code == OWNER_SUPERSEDED
+        );
         if let Some(step) = names.position(|name| **name == *reply.step) {
             let replies = self.judge.replies.entry(reply.operation).or_default();
             replies.push(Reply {
@@ -166,10 +177,7 @@ impl Run {
                 step,
                 attempt: reply.attempt,
                 undoes: reply.action == waybill_engine::Action::Compensate,
-                refuses_owner: matches!(
-                    &reply.outcome,
-                    Outcome::NotAttempted { error, .. } if error.code == OWNER_SUPERSEDED
-                ),
+                refused: refuses_owner.then_some(reply.epoch),
             });
         }
     }

@@ -167,7 +167,7 @@ impl Run {
             let reply = replies.iter().find(|reply| {
                 let step = &row.state.steps[reply.step];
                 reply.at < end
-                    && !reply.refuses_owner
+                    && reply.counts_for(row.state.epoch)
                     && step.is_under_way()
                     && step.attempt == reply.attempt
                     && (step.action == waybill_engine::Action::Compensate) == reply.undoes

@@ -189,10 +189,10 @@ impl Run {
             .map_or(&[][..], |replies| replies);
         let mut replies = replies.iter().filter(|reply| {
             (reply.step, reply.attempt, reply.undoes) == (index, before.attempt, undoes)
+                && reply.counts_for(writer.epoch)
         });
-        let is_answered = replies.clone().next().is_some();
-        let first_reply = replies.find(|reply| !reply.refuses_owner);
-        let first_reply = first_reply.map(|reply| reply.at);
+        let first_reply = replies.next().map(|reply| reply.at);
+        let is_answered = first_reply.is_some();
         let time_is_up = writer.local >= complete_by + self.plan.config.timeout_grace;
         let turned_round = has_turned_round(&old.state, state);
         let by_hand = state.history.len() > old.state.history.len();
