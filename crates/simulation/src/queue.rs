@@ -108,6 +108,7 @@ impl What {
     fn is_work(&self) -> bool {
         match self {
             Self::Scheduler(_, act) => act.is_work(),
+            Self::Agent { act, .. } => act.is_work(),
             Self::SetClock
             | Self::Spoil
             | Self::Repartition
@@ -120,7 +121,6 @@ impl What {
             | Self::SupervisorAnswer { .. }
             | Self::Acknowledged(_)
             | Self::Rebalance { .. }
-            | Self::Agent { .. }
             | Self::AgentSession(_)
             | Self::RebalanceAgents
             | Self::SpoilAgentTopic => false,

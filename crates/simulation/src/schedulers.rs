@@ -82,7 +82,10 @@ impl Act {
         match self {
             Self::Input(input) => matches!(
                 input,
-                Input::Committed { .. } | Input::Settled { .. } | Input::Loaded { .. }
+                Input::Committed { .. }
+                    | Input::Settled { .. }
+                    | Input::Loaded { .. }
+                    | Input::Replied { .. }
             ),
             Self::Call(call) => matches!(call, Call::Load { .. }),
             Self::Land { .. }

@@ -36,6 +36,16 @@ pub enum AgentAct {
     Commit(Vec<(usize, Offset)>),
 }
 
+impl AgentAct {
+    /// Whether it keeps the run from ending.
+    pub fn is_work(&self) -> bool {
+        match self {
+            Self::Acknowledged(_) | Self::Failed(..) | Self::Commit(_) => true,
+            Self::Start | Self::Poll => false,
+        }
+    }
+}
+
 /// What a stopping process waits for before it leaves the group. It polls no more in the meantime.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Drain {
@@ -112,10 +122,10 @@ impl AgentProcess {
         self.is_awake(now) && self.drain.is_none()
     }
 
-    /// Whether it runs, and every request that it has read is done.
+    /// Whether it runs, every request that it has read is done, and it has nothing to send.
     pub(super) fn rests(&self) -> bool {
-        let mut agent_loop = self.agent_loop.iter();
-        self.drain.is_none() && agent_loop.any(|agent_loop| agent_loop.open() == 0)
+        let is_idle = |of: &AgentLoop<Outgoing>| of.open() == 0 && !of.has_resends();
+        self.drain.is_none() && self.agent_loop.as_ref().is_some_and(is_idle)
     }
 }
 
