@@ -12,6 +12,7 @@ use super::{AgentIncarnation, Agents, RunsIn, outcome_of};
 use crate::queue::What;
 use crate::run::Run;
 use crate::seen::Sight;
+use crate::workload::Protection;
 
 /// Of this many records, one is not acknowledged.
 const FAULTS_ONE_IN: u64 = 60;
@@ -66,7 +67,9 @@ impl Run {
 
     /// A process sends a record, unless its producer's queue is full.
     pub(super) fn send_record(&mut self, life: AgentIncarnation, outgoing: Outgoing) {
-        let fails = !self.is_calm() && self.rng.below(FAULTS_ONE_IN) == 0;
+        // A reply that is not sent until complete-by is evidence lost.
+        let keeps_evidence = self.plan.protection == Protection::Evidence;
+        let fails = !self.is_calm() && !keeps_evidence && self.rng.below(FAULTS_ONE_IN) == 0;
         let (mut arrives, mut failure) = (true, None);
         if fails {
             (arrives, failure) = match (self.rng.below(4), &outgoing.reply) {
