@@ -10,6 +10,7 @@ use crate::rng::Rng;
 pub const SKEW_MICROS: i64 = 150_000;
 /// What every boot clock shows when a run begins.
 pub const BOOTED: Duration = Duration::from_secs(1_000);
+const MILLION: u32 = 1_000_000;
 /// How fast a boot clock may be, per million.
 const DRIFT_MAX: u64 = 10_000;
 
@@ -65,7 +66,12 @@ impl BootClock {
 
     /// What it shows after this much true time.
     pub fn read(self, time: Duration) -> BootTime {
-        BootTime::new(BOOTED + time + time * self.drift / 1_000_000)
+        BootTime::new(BOOTED + time + time * self.drift / MILLION)
+    }
+
+    /// The true time after which it has advanced by this much, at microsecond resolution.
+    pub fn true_time(self, shown: Duration) -> Duration {
+        shown * MILLION / (MILLION + self.drift) + Duration::from_micros(2)
     }
 }
 

@@ -143,7 +143,7 @@ pub struct Scheduler {
     owner: OwnerId,
     /// `None` until it has started.
     scheduler_loop: Option<SchedulerLoop>,
-    boot_clock: BootClock,
+    pub boot_clock: BootClock,
     /// How long it was paused, until it notices.
     was_paused: Option<Duration>,
     /// Its calls of the store fail before this.

@@ -23,7 +23,11 @@ impl Run {
         work: Work<S>,
         now: Now,
     ) {
-        let left = work.deadline.left(now.boot);
+        let boot_clock = match runs_in {
+            RunsIn::Topic { life, .. } => self.agents.processes[life.process].boot_clock,
+            RunsIn::Direct { of, .. } => self.schedulers[of.scheduler].boot_clock,
+        };
+        let left = boot_clock.true_time(work.deadline.left(now.boot));
         let retries_left = u32::try_from(self.rng.below(3)).unwrap();
         let step = self.step_of(&work.request);
         self.agents.attempts.push(RunningAttempt {

@@ -9,7 +9,7 @@ use waybill_engine::{BootTime, Epoch, LayoutShard, Now, Offset, Timestamp};
 use super::workers::Workers;
 use super::{AgentIncarnation, Agents, Outgoing, REQUEST_BYTES};
 use crate::bugs::Bug;
-use crate::clock::{self, Clock};
+use crate::clock::{self, BootClock, Clock};
 use crate::history::Rule;
 use crate::plan::{Plan, START};
 use crate::queue::What;
@@ -61,6 +61,7 @@ pub(super) struct AgentProcess {
     /// Which life of the process it is.
     pub(super) number: u32,
     pub(super) clock: Clock,
+    pub(super) boot_clock: BootClock,
     pub(super) paused_until: Timestamp,
     /// The last heartbeat before it died or was paused.
     pub(super) silent_since: Timestamp,
@@ -91,6 +92,7 @@ impl AgentProcess {
         Self {
             number,
             clock: Clock::new(offset),
+            boot_clock: BootClock::new(rng),
             paused_until: START,
             silent_since: START,
             agent_loop: None,
@@ -108,7 +110,7 @@ impl AgentProcess {
     pub(super) fn now(&mut self, now: Timestamp) -> Now {
         Now {
             wall: self.clock.read(now),
-            boot: BootTime::new(clock::BOOTED + now.since(START)),
+            boot: self.boot_clock.read(now.since(START)),
         }
     }
 
