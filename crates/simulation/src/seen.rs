@@ -47,6 +47,8 @@ pub enum Sight {
     AgentDeadLetters,
     AgentRecordsSentAgain,
     AgentCommitsRefused,
+    LastCommitsLost,
+    CommittedOffsetsWentBack,
     RequestsHandedOver,
     RequestsLost,
     RequestsTakenOver,
@@ -105,7 +107,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 97] = [
+    pub const ALL: [Self; 99] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -148,6 +150,8 @@ impl Sight {
         Self::AgentDeadLetters,
         Self::AgentRecordsSentAgain,
         Self::AgentCommitsRefused,
+        Self::LastCommitsLost,
+        Self::CommittedOffsetsWentBack,
         Self::RequestsHandedOver,
         Self::RequestsLost,
         Self::RequestsTakenOver,

@@ -209,7 +209,11 @@ impl Run {
         }
         if let Some(offset) = offset {
             self.check_commit(life, log, offset);
-            self.take_commit(log, offset);
+            // Nothing commits again what a revocation could not commit.
+            match self.fault(10) {
+                true => self.seen.count(Sight::LastCommitsLost),
+                false => self.take_commit(log, offset),
+            }
         }
         self.agents.logs[log].owner = None;
     }
@@ -233,10 +237,13 @@ impl Run {
         }
     }
 
+    /// The coordinator stores what arrives last, even if it was sent before another commit.
     fn take_commit(&mut self, log: usize, to: Offset) {
         let to = usize::try_from(to.0).unwrap();
-        let committed = &mut self.agents.logs[log].committed;
-        *committed = to.max(*committed);
+        let before = std::mem::replace(&mut self.agents.logs[log].committed, to);
+        if to < before {
+            self.seen.count(Sight::CommittedOffsetsWentBack);
+        }
     }
 
     /// No commit that is sent passes a request that is not done by then.

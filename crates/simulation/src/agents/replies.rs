@@ -72,12 +72,12 @@ impl Run {
         let fails = !self.is_calm() && !keeps_evidence && self.rng.below(FAULTS_ONE_IN) == 0;
         let (mut arrives, mut failure) = (true, None);
         if fails {
-            (arrives, failure) = match (self.rng.below(4), &outgoing.reply) {
-                (0, _) => (false, Some(Failure::QueueFull)),
-                (1, None) => (false, Some(Failure::Permanent)),
-                (1 | 2, _) => (false, Some(Failure::Temporary)),
+            (arrives, failure) = match self.rng.below(4) {
+                0 => (false, Some(Failure::QueueFull)),
+                1 => (false, Some(Failure::Permanent)),
+                2 => (false, Some(Failure::Temporary)),
                 // It arrives, and the acknowledgement is lost.
-                (_, _) => (true, Some(Failure::Temporary)),
+                _ => (true, Some(Failure::Temporary)),
             };
         }
         if failure == Some(Failure::QueueFull) {
