@@ -136,15 +136,17 @@ impl Run {
         index.expect("requests are about steps of known workflows")
     }
 
-    /// A request arrives at an agent's topic, or at an agent in the process of the scheduler.
-    pub fn receive(&mut self, request: StepRequest, asked_by: Option<(Incarnation, Asker)>) {
-        let step = self.step_of(&request);
+    /// A request arrives at an agent's topic.
+    pub fn receive(&mut self, request: StepRequest) {
+        self.count_request(&request);
+        self.append_request(request);
+    }
+
+    /// A request is about to be delivered.
+    fn count_request(&mut self, request: &StepRequest) {
+        let step = self.step_of(request);
         let effect = self.services.effect(request.operation, step);
         effect.requested(request.attempt.0);
-        match asked_by {
-            Some((of, asker)) => self.receive_directly(of, asker, request),
-            None => self.append_request(request),
-        }
     }
 
     /// Whether agents have nothing left to do.

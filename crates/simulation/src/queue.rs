@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use waybill_engine::{Recovery, StepReply, StepRequest, Timestamp};
-use waybill_scheduler_core::Asker;
+use waybill_engine::{Recovery, StepReply, Timestamp};
 
 use crate::agents::{AgentAct, AgentIncarnation, Arrival};
 use crate::schedulers::{Act, Incarnation};
@@ -59,12 +58,6 @@ pub enum What {
     RebalanceAgents,
     /// An undecodable record arrives at an agent's topic.
     SpoilAgentTopic,
-    /// A scheduler calls an agent in its process.
-    CallAgent {
-        of: Incarnation,
-        asker: Asker,
-        request: Box<StepRequest>,
-    },
     /// A call arrives at its service.
     Serve {
         attempt: usize,
@@ -130,7 +123,6 @@ impl What {
             | Self::Operate
             | Self::Reply(_)
             | Self::AgentRecord(_)
-            | Self::CallAgent { .. }
             | Self::Serve { .. }
             | Self::Answer { .. }
             | Self::GiveUp { .. } => true,

@@ -271,7 +271,6 @@ impl Run {
             What::AgentSession(life) => self.session_ends(life),
             What::RebalanceAgents => self.rebalance_agents(),
             What::SpoilAgentTopic => self.spoil_agent_topic(),
-            What::CallAgent { of, asker, request } => self.agent_called(of, asker, request),
             What::Serve {
                 attempt,
                 deed,

@@ -62,6 +62,10 @@ pub enum Act {
     Call(Call),
     /// The answer to a call of a candidate arrives.
     Acquisition(Generation, waybill_scheduler_core::AcquisitionAnswer),
+    /// Agents in its process have answered requests.
+    Answered,
+    /// Its loop has stopped: it looks whether the agents in its process still run attempts.
+    Close,
     /// An input arrives at the loop.
     Input(Input),
     /// Part of a write becomes durable, or the rest of it.
@@ -82,18 +86,17 @@ impl Act {
         match self {
             Self::Input(input) => matches!(
                 input,
-                Input::Committed { .. }
-                    | Input::Settled { .. }
-                    | Input::Loaded { .. }
-                    | Input::Replied { .. }
+                Input::Committed { .. } | Input::Settled { .. } | Input::Loaded { .. }
             ),
             Self::Call(call) => matches!(call, Call::Load { .. }),
             Self::Land { .. }
             | Self::LandLate(_)
             | Self::Written(_)
             | Self::Arrive(_)
-            | Self::PassedOn(_) => true,
+            | Self::PassedOn(_)
+            | Self::Answered => true,
             Self::Start
+            | Self::Close
             | Self::Turn
             | Self::Resume
             | Self::SetRunning(..)
@@ -161,6 +164,8 @@ pub struct Scheduler {
     /// Whether the machine was suspended in the meantime.
     was_suspended: bool,
     is_stopping: bool,
+    /// Its loop has stopped, and the process waits until then for the agents in it.
+    pub closes_until: Option<Timestamp>,
     /// When its loop makes the next turn.
     turns_at: Option<Timestamp>,
     /// What the loop wants, and was not done yet.
@@ -265,6 +270,7 @@ impl Run {
             keeps_rows: false,
             has_waited: false,
             is_stopping: false,
+            closes_until: None,
             turns_at: None,
             effects: VecDeque::new(),
             readings: BTreeMap::new(),
@@ -299,7 +305,7 @@ impl Run {
         self.later(micros, What::Scheduler(of, Box::new(act)));
     }
 
-    fn act_at(&mut self, of: Incarnation, at: Timestamp, act: Act) {
+    pub fn act_at(&mut self, of: Incarnation, at: Timestamp, act: Act) {
         self.queue.push(at, What::Scheduler(of, Box::new(act)));
     }
 
@@ -328,7 +334,7 @@ impl Run {
                 }
                 self.perform_all(index);
                 if self.lives(of) && self.schedulers[index].paused_until <= self.now {
-                    self.process_acts(index, act);
+                    self.process_acts(of, act);
                 } else if self.lives(of) {
                     let until = self.schedulers[index].paused_until;
                     self.act_at(of, until, act);
@@ -337,8 +343,18 @@ impl Run {
         }
     }
 
-    fn process_acts(&mut self, index: usize, act: Act) {
+    fn process_acts(&mut self, of: Incarnation, act: Act) {
+        let index = of.scheduler;
+        if self.schedulers[index].closes_until.is_some() {
+            return match act {
+                Act::Close => self.close_once_drained(of),
+                // Its loop takes nothing any more.
+                _ => {}
+            };
+        }
         match act {
+            Act::Answered => self.take_answers(of),
+            Act::Close => {}
             Act::Start => self.start_scheduler(index),
             Act::Turn => self.turn(index),
             Act::Resume => {}

@@ -57,6 +57,7 @@ pub enum Sight {
     RequestsHandedBack,
     SupersededRequests,
     AnsweredDirectly,
+    AnsweredWhileStopping,
     DiedWithItsAsker,
     SupervisorCrashes,
     SupervisorPauses,
@@ -107,7 +108,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 99] = [
+    pub const ALL: [Self; 100] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -160,6 +161,7 @@ impl Sight {
         Self::RequestsHandedBack,
         Self::SupersededRequests,
         Self::AnsweredDirectly,
+        Self::AnsweredWhileStopping,
         Self::DiedWithItsAsker,
         Self::SupervisorCrashes,
         Self::SupervisorPauses,

@@ -1,71 +1,114 @@
-//! Agents in the process of a scheduler, which calls them without a topic.
+//! Agents in the process of a scheduler, which calls them without a topic. A call is never late or
+//! repeated, and is lost only with the process.
 
-use waybill_agent_core::{Admission, Next, Queues, Work};
-use waybill_engine::{Outcome, ShardId, StepReply, StepRequest};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use waybill_agent_core::{Admission, Next, Queues, Refused, Work};
+use waybill_engine::{Epoch, LayoutShard, Message, Outcome, ShardId, StepReply, StepRequest};
 use waybill_scheduler_core::{Asker, Input};
 
 use super::workers::Workers;
 use super::{REQUEST_BYTES, RunsIn, name_of};
-use crate::queue::What;
 use crate::run::Run;
 use crate::schedulers::{Act, Incarnation};
 use crate::seen::Sight;
+
+/// How often a stopping process looks whether the last attempt has ended.
+const LOOK_AGAIN_MICROS: u64 = 2_000;
 
 /// The agents in one process of a scheduler.
 #[derive(Debug)]
 pub struct DirectAgents {
     queues: Queues<Asker>,
     workers: Vec<Workers>,
+    /// What they have answered, until the loop takes it.
+    answers: VecDeque<(Asker, StepReply)>,
+    /// The newest owner of each shard that has called them.
+    newest: BTreeMap<LayoutShard, Epoch>,
 }
 
 impl Run {
-    /// A scheduler calls an agent in its process.
-    pub(super) fn receive_directly(&mut self, of: Incarnation, asker: Asker, request: StepRequest) {
-        let after = self.travel();
-        let request = Box::new(request);
-        self.later(after, What::CallAgent { of, asker, request });
+    /// A scheduler calls the agents in its process. Returns its other messages.
+    pub fn call_agents(
+        &mut self,
+        index: usize,
+        asker: Asker,
+        messages: Vec<Message>,
+    ) -> Vec<Message> {
+        let of = self.incarnation(index);
+        let mut others = Vec::new();
+        let mut touched = Vec::new();
+        for message in messages {
+            match message {
+                Message::Step(request) => {
+                    self.check_request(index, &request);
+                    self.count_request(&request);
+                    self.call_agent(of, asker, request, &mut touched);
+                }
+                message => others.push(message),
+            }
+        }
+        for agent in touched {
+            self.wake_direct_worker(of, agent);
+        }
+        others
     }
 
-    /// The call of a scheduler reaches an agent in its process.
-    pub fn agent_called(&mut self, of: Incarnation, asker: Asker, request: Box<StepRequest>) {
-        if !self.lives(of) {
-            return self.seen.count(Sight::DiedWithItsAsker);
-        }
-        let until = self.schedulers[of.scheduler].paused_until;
-        if until > self.now {
-            return self
-                .queue
-                .push(until, What::CallAgent { of, asker, request });
-        }
+    fn call_agent(
+        &mut self,
+        of: Incarnation,
+        asker: Asker,
+        request: StepRequest,
+        touched: &mut Vec<usize>,
+    ) {
         let now = self.schedulers[of.scheduler].now(self.now);
         let agent = self.agents.number_of(&request.agent);
-        self.agents.direct.retain(|life, _| {
-            let scheduler = &self.schedulers[life.scheduler];
-            scheduler.incarnation == life.number
-        });
-        let limits = self.plan.agent_limits;
-        let agents = self.agents.names.len();
-        let direct = self.agents.direct.entry(of);
-        let direct = direct.or_insert_with(|| DirectAgents {
-            queues: Queues::new((0..agents).map(|_| limits)),
-            workers: (0..agents).map(|_| Workers::new(limits.workers)).collect(),
-        });
         let operation = request.operation;
-        let work = Work::new(*request, asker, REQUEST_BYTES, None, now);
+        let direct = self.direct_agents(of);
+        if let Some(shard) = request.shard {
+            let newest = direct.newest.entry(shard).or_insert(request.epoch);
+            *newest = request.epoch.max(*newest);
+        }
+        let work = Work::new(request, asker, REQUEST_BYTES, None, now);
         match direct.queues.admit(agent, work, now) {
-            Admission::Queued => self.wake_direct_worker(of, agent),
+            Admission::Queued => {
+                if !touched.contains(&agent) {
+                    touched.push(agent);
+                }
+            }
             Admission::Late => {
                 self.seen.count(Sight::ExpiredAtAgent);
                 self.note(operation, || {
                     "agent: a request is past complete-by".to_owned()
                 });
             }
-            Admission::Refused(refused) => {
-                let outcome = refused.outcome();
-                let request = refused.work.request;
-                self.seen.count(Sight::RequestsRefused);
-                self.answer_directly(of, asker, &request, outcome);
-            }
+            Admission::Refused(refused) => self.refuse_directly(of, &refused),
+        }
+        self.check_direct_capacity(of, agent);
+    }
+
+    /// The agents in a process of a scheduler, which start when it calls the first of them.
+    fn direct_agents(&mut self, of: Incarnation) -> &mut DirectAgents {
+        self.agents.direct.retain(|life, _| {
+            let scheduler = &self.schedulers[life.scheduler];
+            scheduler.incarnation == life.number
+        });
+        let limits = self.plan.agent_limits;
+        let agents = 0..self.agents.names.len();
+        let direct = self.agents.direct.entry(of);
+        direct.or_insert_with(|| DirectAgents {
+            queues: Queues::new(agents.clone().map(|_| limits)),
+            workers: agents.map(|_| Workers::new(limits.workers)).collect(),
+            answers: VecDeque::new(),
+            newest: BTreeMap::new(),
+        })
+    }
+
+    fn check_direct_capacity(&mut self, of: Incarnation, agent: usize) {
+        if let Some(direct) = self.agents.direct.get(&of) {
+            let depth = direct.queues.depth(agent);
+            self.check_capacity(agent, depth);
         }
     }
 
@@ -87,9 +130,11 @@ impl Run {
             if direct.queues.wakes_another(agent) {
                 self.wake_direct_worker(of, agent);
             }
+            self.check_direct_capacity(of, agent);
             let bytes = match next {
                 Next::Start(work) => {
                     let asker = work.source;
+                    self.check_direct_start(of, &work);
                     let runs_in = RunsIn::Direct { of, asker };
                     return self.begin_attempt(agent, runs_in, work, now);
                 }
@@ -98,11 +143,8 @@ impl Run {
                     work.bytes
                 }
                 Next::Refused(refused) => {
-                    let outcome = refused.outcome();
-                    let work = refused.work;
-                    self.seen.count(Sight::RequestsRefused);
-                    self.answer_directly(of, work.source, &work.request, outcome);
-                    work.bytes
+                    self.refuse_directly(of, &refused);
+                    refused.work.bytes
                 }
                 Next::Empty => {
                     let direct = self.agents.direct.get_mut(&of);
@@ -119,6 +161,14 @@ impl Run {
         }
     }
 
+    fn check_direct_start(&mut self, of: Incarnation, work: &Work<Asker>) {
+        let direct = self.agents.direct.get(&of);
+        let shard = work.request.shard;
+        let newest = shard.and_then(|shard| direct?.newest.get(&shard).copied());
+        let now = self.schedulers[of.scheduler].now(self.now);
+        self.check_start(work, newest, now);
+    }
+
     pub(super) fn end_direct_attempt(
         &mut self,
         attempt: usize,
@@ -131,17 +181,26 @@ impl Run {
         let (agent, took) = (state.agent, now.boot.since(state.began));
         let outcome = outcome.filter(|_| !state.deadline.is_over(now));
         if let Some(outcome) = outcome {
-            let request = std::rc::Rc::clone(&state.request);
+            let request = Rc::clone(&state.request);
             self.answer_directly(of, asker, &request, outcome);
         }
         if let Some(direct) = self.agents.direct.get_mut(&of) {
             direct.queues.finished(agent, REQUEST_BYTES, Some(took));
             self.direct_worker_works(of, agent);
         }
+        let is_closing = self.schedulers[of.scheduler].closes_until.is_some();
+        if is_closing && !self.runs_direct_attempts(of) {
+            let after = self.rng.below(LOOK_AGAIN_MICROS);
+            self.act_later(of.scheduler, after, Act::Close);
+        }
     }
 
-    /// The loop of the process takes a reply. A loop that does not run the shard any more passes it
-    /// on to the topic.
+    fn refuse_directly(&mut self, of: Incarnation, refused: &Refused<Asker>) {
+        self.count_refused(refused.refusal);
+        let work = &refused.work;
+        self.answer_directly(of, work.source, &work.request, refused.outcome());
+    }
+
     fn answer_directly(
         &mut self,
         of: Incarnation,
@@ -155,9 +214,31 @@ impl Run {
         });
         let reply = StepReply::to(request, outcome);
         self.judge_reply(None, &reply);
-        let after = self.rng.below(3_000);
-        let input = Input::Replied { asker, reply };
-        self.act_later(of.scheduler, after, Act::Input(input));
+        let Some(direct) = self.agents.direct.get_mut(&of) else {
+            return;
+        };
+        direct.answers.push_back((asker, reply));
+        if direct.answers.len() == 1 {
+            let after = self.rng.below(3_000);
+            self.act_later(of.scheduler, after, Act::Answered);
+        }
+    }
+
+    /// The loop of a process takes the answers of the agents in it. A loop that does not run the
+    /// shard any more passes its reply on to the topic.
+    pub fn take_answers(&mut self, of: Incarnation) {
+        while self.lives(of) {
+            let until = self.schedulers[of.scheduler].paused_until;
+            if until > self.now {
+                return self.act_at(of, until, Act::Answered);
+            }
+            let direct = self.agents.direct.get_mut(&of);
+            let answer = direct.and_then(|direct| direct.answers.pop_front());
+            let Some((asker, reply)) = answer else {
+                return;
+            };
+            self.give(of.scheduler, Input::Replied { asker, reply });
+        }
     }
 
     /// Drops the requests of a shard that agents in the process have not started.
@@ -168,14 +249,39 @@ impl Run {
         }
     }
 
+    /// The agents in a process whose loop has stopped start nothing more.
+    pub fn drain_direct_agents(&mut self, of: Incarnation) {
+        let Some(direct) = self.agents.direct.get_mut(&of) else {
+            return;
+        };
+        let handed_back = direct.queues.close();
+        for agent in 0..self.agents.names.len() {
+            self.wake_direct_worker(of, agent);
+        }
+        for (_, refused) in handed_back {
+            self.refuse_directly(of, &refused);
+        }
+    }
+
+    /// Whether agents in a process of a scheduler run attempts.
+    pub fn runs_direct_attempts(&self, of: Incarnation) -> bool {
+        let direct = self.agents.direct.get(&of);
+        direct.is_some_and(|direct| direct.queues.is_running())
+    }
+
+    /// The agents in a process end with it. Returns the answers that its loop has not taken.
+    pub fn end_direct_agents(&mut self, of: Incarnation) -> VecDeque<(Asker, StepReply)> {
+        let direct = self.agents.direct.remove(&of);
+        direct.map_or_else(VecDeque::new, |direct| direct.answers)
+    }
+
     /// Whether no agent in the process of a scheduler has anything to do.
     pub(super) fn direct_agents_rest(&self) -> bool {
         let agents = 0..self.agents.names.len();
         self.agents.direct.iter().all(|(life, direct)| {
-            !self.lives(*life)
-                || agents
-                    .clone()
-                    .all(|agent| direct.queues.depth(agent) == (0, 0))
+            let mut depths = agents.clone().map(|agent| direct.queues.depth(agent));
+            let is_idle = direct.answers.is_empty() && depths.all(|depth| depth == (0, 0));
+            is_idle || !self.lives(*life)
         })
     }
 }

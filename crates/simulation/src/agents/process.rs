@@ -368,7 +368,7 @@ impl Run {
             }
             Admission::Refused(refused) => self.refuse_request(life, *refused),
         }
-        self.check_capacity(life, agent);
+        self.check_capacity_of(life, agent);
     }
 
     /// The time of a process, unless a planted bug hides it.

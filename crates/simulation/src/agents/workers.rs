@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use waybill_agent_core::{Attempted, Ended, Next, Refusal, Refused, Source, Work};
-use waybill_engine::{Now, Outcome};
+use waybill_engine::{Epoch, Now, Outcome};
 
 use super::{AgentIncarnation, Agents, REQUEST_BYTES, RunsIn};
 use crate::history::Rule;
@@ -63,10 +63,10 @@ impl Run {
             if wakes_another {
                 self.wake_worker(life, agent);
             }
-            self.check_capacity(life, agent);
+            self.check_capacity_of(life, agent);
             match next {
                 Next::Start(work) => {
-                    self.check_start(life, &work);
+                    self.check_start_of(life, &work);
                     let source = work.source;
                     let runs_in = RunsIn::Topic { life, source };
                     return self.begin_attempt(agent, runs_in, work, now);
@@ -86,45 +86,44 @@ impl Run {
         }
     }
 
-    /// No attempt starts past complete-by, for an owner that is known to be superseded, or in a
-    /// partition that the process has given up.
-    fn check_start(&mut self, life: AgentIncarnation, work: &Work<Source>) {
-        let now = self.now;
-        let process = self.agents.process(life);
-        let request = &work.request;
-        let wall = process.clock.read(now);
+    /// No attempt of a process of agents starts in a partition that the process has given up.
+    fn check_start_of(&mut self, life: AgentIncarnation, work: &Work<Source>) {
+        let process = &mut self.agents.processes[life.process];
+        let shard = work.request.shard;
+        let newest = shard.and_then(|shard| process.newest.get(&shard).copied());
+        let now = process.now(self.now);
         let log = Agents::log_of(work.source.topic, work.source.partition);
-        let is_held = process.next.contains_key(&log);
-        let newest = request.shard.and_then(|shard| process.newest.get(&shard));
-        let newest = newest.copied();
-        if newest.is_some_and(|newest| request.epoch < newest) {
-            let epoch = request.epoch;
-            self.fail(Rule::OneOwner, request.operation, || {
-                format!("an agent starts a request of epoch {epoch} after {newest:?}")
-            });
-        }
-        if !is_held {
-            self.fail(Rule::Contract, request.operation, || {
+        if !process.next.contains_key(&log) {
+            self.fail(Rule::Contract, work.request.operation, || {
                 format!("an agent starts a request of log {log}, which its process has given up")
             });
         }
-        if request.complete_by <= wall {
-            self.fail(Rule::LateStart, request.operation, || {
+        self.check_start(work, newest, now);
+    }
+
+    /// No attempt starts past complete-by, or for an owner that is known to be superseded.
+    pub(super) fn check_start<S>(&mut self, work: &Work<S>, newest: Option<Epoch>, now: Now) {
+        let request = &work.request;
+        let (operation, epoch) = (request.operation, request.epoch);
+        if newest.is_some_and(|newest| epoch < newest) {
+            self.fail(Rule::OneOwner, operation, || {
+                format!("an agent starts a request of epoch {epoch} after {newest:?}")
+            });
+        }
+        let left = work.deadline.left(now.boot);
+        if request.complete_by <= now.wall || left.is_zero() {
+            self.fail(Rule::LateStart, operation, || {
                 format!(
-                    "it starts at {wall:?}, to be completed by {:?}",
+                    "it starts at {now:?} with {left:?} left, to be completed by {:?}",
                     request.complete_by
                 )
             });
         }
     }
 
-    pub(super) fn check_capacity(&mut self, life: AgentIncarnation, agent: usize) {
+    /// An agent holds no more requests, queued and running, than there is room for.
+    pub(super) fn check_capacity(&mut self, agent: usize, (queued, running): (usize, usize)) {
         let limits = self.plan.agent_limits;
-        let process = &self.agents.processes[life.process];
-        let Some(agent_loop) = &process.agent_loop else {
-            return;
-        };
-        let (queued, running) = agent_loop.depth(agent);
         if queued + running > limits.in_flight_max || running > limits.workers {
             self.fail(Rule::Bounds, None, || {
                 format!("{queued} requests wait for agent {agent}, {running} run: {limits:?}")
@@ -132,15 +131,27 @@ impl Run {
         }
     }
 
+    pub(super) fn check_capacity_of(&mut self, life: AgentIncarnation, agent: usize) {
+        let process = &self.agents.processes[life.process];
+        if let Some(agent_loop) = &process.agent_loop {
+            let depth = agent_loop.depth(agent);
+            self.check_capacity(agent, depth);
+        }
+    }
+
     pub(super) fn refuse_request(&mut self, life: AgentIncarnation, refused: Refused<Source>) {
-        self.seen.count(match refused.refusal {
+        self.count_refused(refused.refusal);
+        let outcome = refused.outcome();
+        let work = refused.work;
+        self.answer(life, work.source, &work.request, outcome);
+    }
+
+    pub(super) fn count_refused(&mut self, refusal: Refusal) {
+        self.seen.count(match refusal {
             Refusal::NoRoom { .. } => Sight::RequestsRefused,
             Refusal::Superseded => Sight::SupersededRequests,
             Refusal::Stopping => Sight::RequestsHandedBack,
         });
-        let outcome = refused.outcome();
-        let work = refused.work;
-        self.answer(life, work.source, &work.request, outcome);
     }
 
     fn attempted(

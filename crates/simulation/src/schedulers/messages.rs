@@ -78,6 +78,10 @@ impl Run {
             self.check_owner(index, from);
         }
         let (messages, intents) = self.corrupted_messages(index, messages, intents);
+        let messages = match self.plan.direct {
+            true => self.call_agents(index, from, messages),
+            false => messages,
+        };
         let awaited = messages.iter().filter(|message| self.waits_for(message));
         let unsettled = Unsettled {
             messages: messages.len(),
@@ -235,8 +239,7 @@ impl Run {
         match message {
             Message::Step(request) => {
                 self.check_request(of.scheduler, &request);
-                let asked_by = self.plan.direct.then_some((of, from));
-                self.receive(request, asked_by);
+                self.receive(request);
             }
             Message::Status(status) => self.take_status(*status),
             Message::Failed(failed) => self.take_failed(partition, *failed),

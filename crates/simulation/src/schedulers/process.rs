@@ -10,12 +10,14 @@ use waybill_scheduler_core::{
     SchedulerLoop, SlotState,
 };
 
-use super::{Act, Call, Reading};
+use super::{Act, Call, Incarnation, Reading};
 use crate::bugs::Bug;
 use crate::history::Rule;
 use crate::run::Run;
 use crate::seen::Sight;
 
+/// How long a process whose loop has stopped waits for the agents in it.
+const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the loop waits for an answer of the store.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// While messages are under way the loop turns this often, only to see whether they were
@@ -181,6 +183,7 @@ impl Run {
         }
         let scheduler = &self.schedulers[index];
         let is_stopped = scheduler.is_stopping
+            && scheduler.closes_until.is_none()
             && scheduler
                 .scheduler_loop
                 .as_ref()
@@ -188,9 +191,29 @@ impl Run {
         if is_stopped {
             self.seen.count(Sight::GracefulStops);
             self.note_all(|| format!("scheduler {index} has stopped"));
-            let after = self.rng.below(1_000_000);
-            self.restart_scheduler(index, after);
+            let until = self.now + AGENTS_PATIENCE;
+            self.schedulers[index].closes_until = Some(until);
+            self.act_at(of, until, Act::Close);
+            self.drain_direct_agents(of);
+            self.close_once_drained(of);
         }
+    }
+
+    /// A scheduler whose loop has stopped ends once the agents in its process run no attempt, or it
+    /// has waited for long enough. What they have answered goes to the topic. It starts again later.
+    pub(super) fn close_once_drained(&mut self, of: Incarnation) {
+        let is_running = self.runs_direct_attempts(of);
+        let scheduler = &self.schedulers[of.scheduler];
+        if is_running && scheduler.closes_until.is_some_and(|until| self.now < until) {
+            return;
+        }
+        for (_, reply) in self.end_direct_agents(of) {
+            self.seen.count(Sight::AnsweredWhileStopping);
+            let after = self.travel();
+            self.act_later(of.scheduler, after, Act::PassedOn(reply));
+        }
+        let after = self.rng.below(1_000_000);
+        self.restart_scheduler(of.scheduler, after);
     }
 
     fn perform_effect(&mut self, index: usize, effect: Effect) {
