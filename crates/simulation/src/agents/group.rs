@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use waybill_agent_core::Source;
 use waybill_engine::{BootTime, Now, Offset, StepRequest, partition_for};
 
 use super::{AgentIncarnation, Agents, PARTITIONS};
@@ -33,7 +34,8 @@ pub(super) struct RequestLog {
 pub(super) struct LoggedRequest {
     /// `None` if it cannot be decoded.
     pub(super) request: Option<Rc<StepRequest>>,
-    pub(super) was_read: bool,
+    /// The last process that has read it, and as which record.
+    pub(super) read_as: Option<(AgentIncarnation, Source)>,
     /// Its reply or its dead letter was appended.
     pub(super) is_settled: bool,
     /// When nobody awaits its reply any more, by the boot clock of each process that has read it.
@@ -44,7 +46,7 @@ impl LoggedRequest {
     fn new(request: Option<StepRequest>) -> Self {
         Self {
             request: request.map(Rc::new),
-            was_read: false,
+            read_as: None,
             is_settled: false,
             expires_at: Vec::new(),
         }
@@ -52,12 +54,13 @@ impl LoggedRequest {
 }
 
 impl LoggedRequest {
-    /// Records that a process reads it.
-    pub(super) fn is_read_by(&mut self, life: AgentIncarnation, now: Now) {
+    /// Records that a process reads it. Returns whether it was read before.
+    pub(super) fn is_read(&mut self, life: AgentIncarnation, source: Source, now: Now) -> bool {
         if let Some(request) = &self.request {
             let expires_at = now.boot + request.complete_by.since(now.wall);
             self.expires_at.push((life, expires_at));
         }
+        self.read_as.replace((life, source)).is_some()
     }
 
     /// Whether its reply or its dead letter was appended, or nobody awaits a reply any more by the

@@ -338,12 +338,11 @@ impl Run {
             });
         };
         let record = &mut self.agents.logs[log].records[at];
-        let was_read = std::mem::replace(&mut record.was_read, true);
+        let was_read = record.is_read(life, begun.record, now);
         let Some(request) = record.request.clone() else {
             return self.bury(life, begun.record);
         };
         let work = Work::new((*request).clone(), begun.record, REQUEST_BYTES, None, now);
-        record.is_read_by(life, now);
         if let Some(shard) = request.shard {
             let newest = process.newest.entry(shard).or_insert(request.epoch);
             *newest = (*newest).max(request.epoch);

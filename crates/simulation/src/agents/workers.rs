@@ -86,16 +86,20 @@ impl Run {
         }
     }
 
-    /// No attempt of a process of agents starts in a partition that the process has given up.
+    /// No attempt of a process of agents starts if its request was read before the process gave the
+    /// partition up, even if it has it again.
     fn check_start_of(&mut self, life: AgentIncarnation, work: &Work<Source>) {
         let process = &mut self.agents.processes[life.process];
         let shard = work.request.shard;
         let newest = shard.and_then(|shard| process.newest.get(&shard).copied());
         let now = process.now(self.now);
         let log = Agents::log_of(work.source.topic, work.source.partition);
-        if !process.next.contains_key(&log) {
+        let is_held = process.next.contains_key(&log);
+        let at = usize::try_from(work.source.offset.0).unwrap();
+        let read_as = self.agents.logs[log].records[at].read_as;
+        if !is_held || read_as != Some((life, work.source)) {
             self.fail(Rule::Contract, work.request.operation, || {
-                format!("an agent starts a request of log {log}, which its process has given up")
+                format!("an agent starts a request that was read before log {log} was given up")
             });
         }
         self.check_start(work, newest, now);
@@ -116,6 +120,20 @@ impl Run {
                 format!(
                     "it starts at {now:?} with {left:?} left, to be completed by {:?}",
                     request.complete_by
+                )
+            });
+        }
+    }
+
+    /// No attempt is answered past complete-by.
+    fn check_answer(&mut self, life: AgentIncarnation, attempt: usize) {
+        let now = self.agents.process(life).now(self.now);
+        let state = &self.agents.attempts[attempt];
+        let (complete_by, left) = (state.request.complete_by, state.deadline.left(now.boot));
+        if complete_by <= now.wall || left.is_zero() {
+            self.fail(Rule::LateAnswer, state.request.operation, || {
+                format!(
+                    "it is answered at {now:?} with {left:?} left, instead of by {complete_by:?}"
                 )
             });
         }
@@ -190,7 +208,10 @@ impl Run {
         };
         let (agent, request) = (state.agent, Rc::clone(&state.request));
         match (self.attempted(life, attempted, now), outcome) {
-            (Some(outcome), _) => self.answer(life, source, &request, outcome),
+            (Some(outcome), _) => {
+                self.check_answer(life, attempt);
+                self.answer(life, source, &request, outcome);
+            }
             (None, Some(late)) if self.plan.protection == Protection::Evidence => {
                 self.report_late(attempt, late);
             }
