@@ -30,8 +30,8 @@ use crate::schedulers::Incarnation;
 
 /// How many partitions the topic of each agent has.
 const PARTITIONS: u32 = 2;
-/// The memory that a request counts for.
-const REQUEST_BYTES: usize = 512;
+/// The least memory that a request counts for.
+pub const REQUEST_BYTES: usize = 512;
 
 /// All agents: their topics, their processes, and what these do.
 #[derive(Debug)]
@@ -62,6 +62,7 @@ struct RunningAttempt {
     agent: usize,
     step: usize,
     runs_in: RunsIn,
+    bytes: usize,
     deadline: Deadline,
     began: BootTime,
     /// When the agent stops waiting for it.
@@ -160,6 +161,12 @@ impl Run {
     fn fault(&mut self, percent: u64) -> bool {
         !self.is_calm() && self.rng.chance(percent)
     }
+}
+
+/// The memory that a request counts for.
+fn bytes_of(request: &StepRequest) -> usize {
+    let is_undo = request.action == Action::Compensate;
+    REQUEST_BYTES << u32::from(is_undo)
 }
 
 /// Names a request in the history.

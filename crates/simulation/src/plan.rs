@@ -7,6 +7,7 @@ use waybill_agent_core::QueueLimits;
 use waybill_engine::{EngineConfig, Timestamp, Workflows};
 use waybill_scheduler_core::LeaseTerms;
 
+use crate::agents::REQUEST_BYTES;
 use crate::bugs::Bug;
 use crate::rng::Rng;
 use crate::workload::{Ask, Protection, asks, workflows};
@@ -156,7 +157,10 @@ impl Plan {
             agent_limits: QueueLimits {
                 workers: 1 + rng.index(3),
                 in_flight_max: 1 + rng.index(8),
-                in_flight_bytes_max: 1 << 20,
+                in_flight_bytes_max: match rng.chance(30) {
+                    true => REQUEST_BYTES * (1 + rng.index(6)),
+                    false => 1 << 20,
+                },
             },
             agent_crashes,
             agent_pauses,

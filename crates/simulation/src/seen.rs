@@ -54,6 +54,7 @@ pub enum Sight {
     RequestsTakenOver,
     RequestsReadAgain,
     RequestsRefused,
+    LacksOfBytes,
     RequestsHandedBack,
     SupersededRequests,
     AnsweredDirectly,
@@ -108,7 +109,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 100] = [
+    pub const ALL: [Self; 101] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -158,6 +159,7 @@ impl Sight {
         Self::RequestsTakenOver,
         Self::RequestsReadAgain,
         Self::RequestsRefused,
+        Self::LacksOfBytes,
         Self::RequestsHandedBack,
         Self::SupersededRequests,
         Self::AnsweredDirectly,

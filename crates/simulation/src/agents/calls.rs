@@ -35,6 +35,7 @@ impl Run {
             request: Rc::new(work.request),
             agent,
             runs_in,
+            bytes: work.bytes,
             deadline: work.deadline,
             began: now.boot,
             ends_at: self.now + left,

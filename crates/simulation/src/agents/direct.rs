@@ -9,7 +9,7 @@ use waybill_engine::{Epoch, LayoutShard, Message, Outcome, ShardId, StepReply, S
 use waybill_scheduler_core::{Asker, Input};
 
 use super::workers::Workers;
-use super::{REQUEST_BYTES, RunsIn, name_of};
+use super::{RunsIn, bytes_of, name_of};
 use crate::run::Run;
 use crate::schedulers::{Act, Incarnation};
 use crate::seen::Sight;
@@ -70,7 +70,8 @@ impl Run {
             let newest = direct.newest.entry(shard).or_insert(request.epoch);
             *newest = request.epoch.max(*newest);
         }
-        let work = Work::new(request, asker, REQUEST_BYTES, None, now);
+        let bytes = bytes_of(&request);
+        let work = Work::new(request, asker, bytes, None, now);
         match direct.queues.admit(agent, work, now) {
             Admission::Queued => {
                 if !touched.contains(&agent) {
@@ -83,7 +84,11 @@ impl Run {
                     "agent: a request is past complete-by".to_owned()
                 });
             }
-            Admission::Refused(refused) => self.refuse_directly(of, &refused),
+            Admission::Refused(refused) => {
+                let depth = direct.queues.depth(agent);
+                self.count_lack_of_bytes(&refused, depth);
+                self.refuse_directly(of, &refused);
+            }
         }
         self.check_direct_capacity(of, agent);
     }
@@ -178,14 +183,15 @@ impl Run {
     ) {
         let now = self.schedulers[of.scheduler].now(self.now);
         let state = &self.agents.attempts[attempt];
-        let (agent, took) = (state.agent, now.boot.since(state.began));
+        let (agent, bytes) = (state.agent, state.bytes);
+        let took = now.boot.since(state.began);
         let outcome = outcome.filter(|_| !state.deadline.is_over(now));
         if let Some(outcome) = outcome {
             let request = Rc::clone(&state.request);
             self.answer_directly(of, asker, &request, outcome);
         }
         if let Some(direct) = self.agents.direct.get_mut(&of) {
-            direct.queues.finished(agent, REQUEST_BYTES, Some(took));
+            direct.queues.finished(agent, bytes, Some(took));
             self.direct_worker_works(of, agent);
         }
         let is_closing = self.schedulers[of.scheduler].closes_until.is_some();

@@ -7,7 +7,7 @@ use waybill_agent_core::{Admission, AgentLoop, Failure, Sent, Work};
 use waybill_engine::{BootTime, Epoch, LayoutShard, Now, Offset, Timestamp};
 
 use super::workers::Workers;
-use super::{AgentIncarnation, Agents, Outgoing, REQUEST_BYTES};
+use super::{AgentIncarnation, Agents, Outgoing, bytes_of};
 use crate::bugs::Bug;
 use crate::clock::{self, BootClock, Clock};
 use crate::history::Rule;
@@ -342,7 +342,8 @@ impl Run {
         let Some(request) = record.request.clone() else {
             return self.bury(life, begun.record);
         };
-        let work = Work::new((*request).clone(), begun.record, REQUEST_BYTES, None, now);
+        let bytes = bytes_of(&request);
+        let work = Work::new((*request).clone(), begun.record, bytes, None, now);
         if let Some(shard) = request.shard {
             let newest = process.newest.entry(shard).or_insert(request.epoch);
             *newest = (*newest).max(request.epoch);
@@ -365,7 +366,12 @@ impl Run {
                     format!("agent: {} is past complete-by", super::name_of(&request))
                 });
             }
-            Admission::Refused(refused) => self.refuse_request(life, *refused),
+            Admission::Refused(refused) => {
+                let agent_loop = self.agents.process(life).agent_loop.as_ref();
+                let depth = agent_loop.map_or((0, 0), |agent_loop| agent_loop.depth(agent));
+                self.count_lack_of_bytes(&refused, depth);
+                self.refuse_request(life, *refused);
+            }
         }
         self.check_capacity_of(life, agent);
     }

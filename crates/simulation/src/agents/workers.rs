@@ -142,7 +142,10 @@ impl Run {
     /// An agent holds no more requests, queued and running, than there is room for.
     pub(super) fn check_capacity(&mut self, agent: usize, (queued, running): (usize, usize)) {
         let limits = self.plan.agent_limits;
-        if queued + running > limits.in_flight_max || running > limits.workers {
+        let held = queued + running;
+        // One has room in any case.
+        let exceeds_bytes = held > 1 && held * REQUEST_BYTES > limits.in_flight_bytes_max;
+        if held > limits.in_flight_max || exceeds_bytes || running > limits.workers {
             self.fail(Rule::Bounds, None, || {
                 format!("{queued} requests wait for agent {agent}, {running} run: {limits:?}")
             });
@@ -162,6 +165,22 @@ impl Run {
         let outcome = refused.outcome();
         let work = refused.work;
         self.answer(life, work.source, &work.request, outcome);
+    }
+
+    /// Counts requests that are refused for their size alone.
+    pub(super) fn count_lack_of_bytes<S>(
+        &mut self,
+        refused: &Refused<S>,
+        (queued, running): (usize, usize),
+    ) {
+        let limits = self.plan.agent_limits;
+        let held = queued + running;
+        let lacks_bytes =
+            held > 0 && held * REQUEST_BYTES + refused.work.bytes > limits.in_flight_bytes_max;
+        let has_no_room = matches!(refused.refusal, Refusal::NoRoom { .. });
+        if has_no_room && lacks_bytes && held < limits.in_flight_max {
+            self.seen.count(Sight::LacksOfBytes);
+        }
     }
 
     pub(super) fn count_refused(&mut self, refusal: Refusal) {
@@ -201,7 +220,7 @@ impl Run {
         let state = &self.agents.attempts[attempt];
         let attempted = Attempted {
             source,
-            bytes: REQUEST_BYTES,
+            bytes: state.bytes,
             deadline: state.deadline,
             took: Some(now.boot.since(state.began)),
             outcome: outcome.clone(),
