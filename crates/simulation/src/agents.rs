@@ -124,6 +124,15 @@ impl Agents {
         (log / PARTITIONS as usize, PartitionId(partition))
     }
 
+    /// Their state, for people.
+    pub fn describe(&self, now: Timestamp) -> Vec<String> {
+        let processes = self.processes.iter();
+        let processes = processes.map(|process| process.describe(now));
+        let logs = self.logs.iter().enumerate();
+        let logs = logs.map(|(index, log)| format!("log {index}: {}", log.describe()));
+        processes.chain(logs).collect()
+    }
+
     fn lives(&self, life: AgentIncarnation) -> bool {
         self.processes[life.process].number == life.number
     }

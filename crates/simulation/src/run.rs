@@ -505,13 +505,14 @@ impl Run {
             })
             .collect();
         let schedulers: Vec<_> = self.schedulers.iter().map(Scheduler::describe).collect();
+        let agents = self.agents.describe(self.now);
         let leases = self.store.leases.clone();
         let layout = self.store.layout.clone();
         self.fail(Rule::Lost, operation, || {
             let leases = &leases;
             format!(
                 "the operation did not end: {state:?}\nlogs {logs:?}\n{layout}\n{leases:#?}\n\
-                 {schedulers:#?}"
+                 {schedulers:#?}\nagents {agents:#?}"
             )
         });
     }

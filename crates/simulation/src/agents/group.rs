@@ -80,6 +80,15 @@ impl RequestLog {
         self.owner.is_some()
     }
 
+    /// Its state, for people.
+    pub(super) fn describe(&self) -> String {
+        let (records, committed) = (self.records.len(), self.committed);
+        format!(
+            "{records} records, {committed} committed, of {:?}",
+            self.owner
+        )
+    }
+
     pub(super) fn is_owned_by(&self, life: AgentIncarnation) -> bool {
         self.owner == Some(life)
     }

@@ -124,6 +124,23 @@ impl AgentProcess {
         self.is_awake(now) && self.drain.is_none()
     }
 
+    /// Its state, for people.
+    pub(super) fn describe(&self, now: Timestamp) -> String {
+        let agent_loop = self.agent_loop.as_ref();
+        let open = agent_loop.map(AgentLoop::open);
+        let has_resends = agent_loop.is_some_and(AgentLoop::has_resends);
+        format!(
+            "incarnation {}, awake {}, member {}, {:?}, {open:?} open, {} in flight, resends \
+             {has_resends}, reads {:?}",
+            self.number,
+            self.is_awake(now),
+            self.is_member,
+            self.drain,
+            self.in_flight,
+            self.next
+        )
+    }
+
     /// Whether it runs, every request that it has read is done, and it has nothing to send.
     pub(super) fn rests(&self) -> bool {
         let is_idle = |of: &AgentLoop<Outgoing>| of.open() == 0 && !of.has_resends();
