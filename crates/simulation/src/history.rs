@@ -49,7 +49,7 @@ impl Rule {
             Self::CheckpointAhead => "a checkpoint never passes unfinished work",
             Self::RequestPassedOver => "no commit passes a step request that is not done",
             Self::LateStart => "no attempt starts past complete-by",
-            Self::LateAnswer => "no attempt is answered past complete-by",
+            Self::LateAnswer => "nothing is answered past complete-by",
             Self::EntryPassedOver => "a cursor never passes an entry without its recovery",
             Self::FailurePassedOver => "no permanent failure is passed without its decision",
             Self::MessageBeforeRow => "no message before its row",

@@ -202,6 +202,8 @@ impl Run {
     }
 
     fn refuse_directly(&mut self, of: Incarnation, refused: &Refused<Asker>) {
+        let now = self.schedulers[of.scheduler].now(self.now);
+        self.check_refusal(refused, now);
         self.count_refused(refused.refusal);
         let work = &refused.work;
         self.answer_directly(of, work.source, &work.request, refused.outcome());

@@ -34,33 +34,53 @@ pub(super) struct RequestLog {
 pub(super) struct LoggedRequest {
     /// `None` if it cannot be decoded.
     pub(super) request: Option<Rc<StepRequest>>,
-    /// The last process that has read it, and as which record.
-    pub(super) read_as: Option<(AgentIncarnation, Source)>,
+    /// How processes have read it.
+    readings: Vec<Reading>,
     /// Its reply or its dead letter was appended.
     pub(super) is_settled: bool,
-    /// When nobody awaits its reply any more, by the boot clock of each process that has read it.
-    pub(super) expires_at: Vec<(AgentIncarnation, BootTime)>,
+}
+
+/// How a process has read a record.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    by: AgentIncarnation,
+    source: Source,
+    /// When nobody awaits its reply any more, by the boot clock of the process. `None` if it cannot
+    /// be decoded.
+    expires_at: Option<BootTime>,
 }
 
 impl LoggedRequest {
     fn new(request: Option<StepRequest>) -> Self {
         Self {
             request: request.map(Rc::new),
-            read_as: None,
+            readings: Vec::new(),
             is_settled: false,
-            expires_at: Vec::new(),
         }
     }
-}
 
-impl LoggedRequest {
-    /// Records that a process reads it. Returns whether it was read before.
-    pub(super) fn is_read(&mut self, life: AgentIncarnation, source: Source, now: Now) -> bool {
-        if let Some(request) = &self.request {
-            let expires_at = now.boot + request.complete_by.since(now.wall);
-            self.expires_at.push((life, expires_at));
-        }
-        self.read_as.replace((life, source)).is_some()
+    /// Records that a process reads it as this. Returns whether it was read before.
+    pub(super) fn note_reading(
+        &mut self,
+        life: AgentIncarnation,
+        source: Source,
+        now: Now,
+    ) -> bool {
+        let request = self.request.as_ref();
+        let expires_at = request.map(|request| now.boot + request.complete_by.since(now.wall));
+        self.readings.push(Reading {
+            by: life,
+            source,
+            expires_at,
+        });
+        self.readings.len() > 1
+    }
+
+    /// Whether a process has read it as this, and has not read it again since.
+    pub(super) fn was_last_read(&self, life: AgentIncarnation, source: Source) -> bool {
+        let mut readings = self.readings.iter().rev();
+        let last = readings.find(|reading| reading.by == life);
+        last.is_some_and(|last| last.source == source)
     }
 
     /// Whether its reply or its dead letter was appended, or nobody awaits a reply any more by the
@@ -68,10 +88,11 @@ impl LoggedRequest {
     /// `now`.
     fn is_done(&self, life: AgentIncarnation, now: Now) -> bool {
         let request = self.request.as_ref();
-        let mut expires_at = self.expires_at.iter();
+        let of_process = self.readings.iter().filter(|reading| reading.by == life);
+        let mut expires_at = of_process.filter_map(|reading| reading.expires_at);
         self.is_settled
             || request.is_some_and(|request| request.complete_by <= now.wall)
-            || expires_at.any(|&(of, at)| of == life && at <= now.boot)
+            || expires_at.any(|at| at <= now.boot)
     }
 }
 

@@ -355,7 +355,7 @@ impl Run {
             });
         };
         let record = &mut self.agents.logs[log].records[at];
-        let was_read = record.is_read(life, begun.record, now);
+        let was_read = record.note_reading(life, begun.record, now);
         let Some(request) = record.request.clone() else {
             return self.bury(life, begun.record);
         };

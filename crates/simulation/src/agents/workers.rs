@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use waybill_agent_core::{Attempted, Ended, Next, Refusal, Refused, Source, Work};
-use waybill_engine::{Epoch, Now, Outcome};
+use waybill_agent_core::{Attempted, Deadline, Ended, Next, Refusal, Refused, Source, Work};
+use waybill_engine::{Epoch, Now, Outcome, StepRequest};
 
 use super::{AgentIncarnation, Agents, REQUEST_BYTES, RunsIn};
 use crate::history::Rule;
@@ -96,8 +96,8 @@ impl Run {
         let log = Agents::log_of(work.source.topic, work.source.partition);
         let is_held = process.next.contains_key(&log);
         let at = usize::try_from(work.source.offset.0).unwrap();
-        let read_as = self.agents.logs[log].records[at].read_as;
-        if !is_held || read_as != Some((life, work.source)) {
+        let record = &self.agents.logs[log].records[at];
+        if !is_held || !record.was_last_read(life, work.source) {
             self.fail(Rule::Contract, work.request.operation, || {
                 format!("an agent starts a request that was read before log {log} was given up")
             });
@@ -114,27 +114,23 @@ impl Run {
                 format!("an agent starts a request of epoch {epoch} after {newest:?}")
             });
         }
-        let left = work.deadline.left(now.boot);
-        if request.complete_by <= now.wall || left.is_zero() {
-            self.fail(Rule::LateStart, operation, || {
-                format!(
-                    "it starts at {now:?} with {left:?} left, to be completed by {:?}",
-                    request.complete_by
-                )
-            });
+        self.check_in_time(Rule::LateStart, request, work.deadline, now);
+    }
+
+    /// Nothing is answered past complete-by, except what a stopping process hands back.
+    pub(super) fn check_refusal<S>(&mut self, refused: &Refused<S>, now: Now) {
+        let work = &refused.work;
+        if refused.refusal != Refusal::Stopping {
+            self.check_in_time(Rule::LateAnswer, &work.request, work.deadline, now);
         }
     }
 
-    /// No attempt is answered past complete-by.
-    fn check_answer(&mut self, life: AgentIncarnation, attempt: usize) {
-        let now = self.agents.process(life).now(self.now);
-        let state = &self.agents.attempts[attempt];
-        let (complete_by, left) = (state.request.complete_by, state.deadline.left(now.boot));
+    /// Neither clock has reached a request's complete-by.
+    fn check_in_time(&mut self, rule: Rule, request: &StepRequest, deadline: Deadline, now: Now) {
+        let (complete_by, left) = (request.complete_by, deadline.left(now.boot));
         if complete_by <= now.wall || left.is_zero() {
-            self.fail(Rule::LateAnswer, state.request.operation, || {
-                format!(
-                    "it is answered at {now:?} with {left:?} left, instead of by {complete_by:?}"
-                )
+            self.fail(rule, request.operation, || {
+                format!("at {now:?} complete-by is {complete_by:?}, and {left:?} are left")
             });
         }
     }
@@ -161,6 +157,8 @@ impl Run {
     }
 
     pub(super) fn refuse_request(&mut self, life: AgentIncarnation, refused: Refused<Source>) {
+        let now = self.agents.process(life).now(self.now);
+        self.check_refusal(&refused, now);
         self.count_refused(refused.refusal);
         let outcome = refused.outcome();
         let work = refused.work;
@@ -228,7 +226,9 @@ impl Run {
         let (agent, request) = (state.agent, Rc::clone(&state.request));
         match (self.attempted(life, attempted, now), outcome) {
             (Some(outcome), _) => {
-                self.check_answer(life, attempt);
+                let deadline = self.agents.attempts[attempt].deadline;
+                let now = self.agents.process(life).now(self.now);
+                self.check_in_time(Rule::LateAnswer, &request, deadline, now);
                 self.answer(life, source, &request, outcome);
             }
             (None, Some(late)) if self.plan.protection == Protection::Evidence => {
