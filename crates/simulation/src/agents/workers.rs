@@ -94,8 +94,8 @@ impl Run {
         let newest = shard.and_then(|shard| process.newest.get(&shard).copied());
         let now = process.now(self.now);
         let log = Agents::log_of(work.source.topic, work.source.partition);
-        let is_held = process.next.contains_key(&log);
         let at = usize::try_from(work.source.offset.0).unwrap();
+        let is_held = process.next.get(&log).is_some_and(|&next| at < next);
         let record = &self.agents.logs[log].records[at];
         if !is_held || !record.was_last_read(life, work.source) {
             self.fail(Rule::Contract, work.request.operation, || {
