@@ -100,6 +100,7 @@ impl Course {
             agent_crashes: 0,
             agent_pauses: 0,
             agent_stops: 0,
+            agent_fences: 0,
             spoils_agent_topic_at: None,
             interventions: 0,
             copies: 0,

@@ -64,6 +64,8 @@ pub struct Plan {
     pub agent_pauses: u32,
     /// How often a process of agents stops gracefully.
     pub agent_stops: u32,
+    /// How often a process of agents is fenced: it loses its partitions, and joins its group again.
+    pub agent_fences: u32,
     /// When an undecodable record arrives at an agent's topic.
     pub spoils_agent_topic_at: Option<Timestamp>,
     pub interventions: u64,
@@ -116,10 +118,16 @@ impl Plan {
         let mut budget = |most: u64| u32::try_from(rng.below(most + 1)).unwrap();
         let (scheduler_crashes, scheduler_pauses) = (budget(4), budget(3));
         let scheduler_stops = budget(2);
-        let [agent_crashes, agent_pauses, agent_stops, spoilt_rows] = match protection {
-            Protection::Tombstones | Protection::Settling => [3, 2, 2, 1].map(&mut budget),
+        let [
+            agent_crashes,
+            agent_pauses,
+            agent_stops,
+            agent_fences,
+            spoilt_rows,
+        ] = match protection {
+            Protection::Tombstones | Protection::Settling => [3, 2, 2, 2, 1].map(&mut budget),
             // The evidence of late effects would be lost.
-            Protection::Evidence => [0; 4],
+            Protection::Evidence => [0; 5],
         };
         let repartitions = match rng.chance(35) {
             true => 1 + u32::try_from(rng.below(4)).unwrap(),
@@ -165,6 +173,7 @@ impl Plan {
             agent_crashes,
             agent_pauses,
             agent_stops,
+            agent_fences,
             spoils_agent_topic_at: rng.chance(5).then(|| START + millis(rng, 10, 4_000)),
             interventions: rng.below(7),
             copies: rng.below(12),

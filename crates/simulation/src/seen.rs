@@ -43,6 +43,7 @@ pub enum Sight {
     AgentCrashes,
     AgentPauses,
     AgentStops,
+    AgentsFenced,
     DrainsTimedOut,
     AgentDeadLetters,
     AgentRecordsSentAgain,
@@ -109,7 +110,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 101] = [
+    pub const ALL: [Self; 102] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -148,6 +149,7 @@ impl Sight {
         Self::AgentCrashes,
         Self::AgentPauses,
         Self::AgentStops,
+        Self::AgentsFenced,
         Self::DrainsTimedOut,
         Self::AgentDeadLetters,
         Self::AgentRecordsSentAgain,

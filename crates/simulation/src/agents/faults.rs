@@ -1,4 +1,4 @@
-//! What happens to processes of agents: they die, pause, and stop.
+//! What happens to processes of agents: they die, pause, stop, and are fenced.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl Run {
     /// A process may die, pause or stop at this moment.
     pub(super) fn agent_faults(&mut self, index: usize) {
         let plan = &self.plan;
-        let left = plan.agent_crashes + plan.agent_pauses + plan.agent_stops;
+        let left = plan.agent_crashes + plan.agent_pauses + plan.agent_stops + plan.agent_fences;
         let process = &self.agents.processes[index];
         if self.is_calm() || left == 0 || !process.is_awake(self.now) {
             return;
@@ -43,6 +43,10 @@ impl Run {
             3 | 4 if self.plan.agent_stops > 0 => {
                 self.plan.agent_stops -= 1;
                 self.stop_agent(index);
+            }
+            5..=7 if self.plan.agent_fences > 0 => {
+                self.plan.agent_fences -= 1;
+                self.fence_agent(index);
             }
             _ => {}
         }
@@ -101,6 +105,23 @@ impl Run {
         let life = self.agents.life(index);
         // It looks at the group when it goes on.
         self.want_poll(life, pause);
+    }
+
+    /// A process finds that another member has its name. It loses its partitions, and joins the group
+    /// again.
+    fn fence_agent(&mut self, index: usize) {
+        if !self.agents.processes[index].polls(self.now) {
+            return;
+        }
+        self.seen.count(Sight::AgentsFenced);
+        self.note_all(|| format!("agent process {index} is fenced"));
+        let life = self.agents.life(index);
+        let logs: Vec<usize> = self.agents.process(life).next.keys().copied().collect();
+        for log in logs {
+            self.lose_log(life, log);
+        }
+        let after = self.travel();
+        self.want_rebalance(after);
     }
 
     fn stop_agent(&mut self, index: usize) {

@@ -233,6 +233,13 @@ impl Run {
         self.want_poll(life, Duration::from_micros(after));
     }
 
+    /// A member loses a partition, which has no owner then.
+    pub(super) fn lose_log(&mut self, life: AgentIncarnation, log: usize) {
+        self.revoke_log(life, log);
+        let of_log = &mut self.agents.logs[log];
+        of_log.owner = of_log.owner.filter(|owner| *owner != life);
+    }
+
     /// A member gives a partition up, and commits how far it has come, unless it was lost.
     pub(super) fn give_up_log(&mut self, life: AgentIncarnation, log: usize) {
         let is_lost = !self.agents.logs[log].is_owned_by(life);
