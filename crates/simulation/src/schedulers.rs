@@ -346,11 +346,11 @@ impl Run {
     fn process_acts(&mut self, of: Incarnation, act: Act) {
         let index = of.scheduler;
         if self.schedulers[index].closes_until.is_some() {
-            return match act {
-                Act::Close => self.close_once_drained(of),
-                // Its loop takes nothing any more.
-                _ => {}
-            };
+            // Its loop takes nothing any more.
+            if matches!(act, Act::Close) {
+                self.close_once_drained(of);
+            }
+            return;
         }
         match act {
             Act::Answered => self.take_answers(of),
