@@ -5,7 +5,7 @@ use std::fmt;
 /// A part of the store that could not be read when it was last looked at.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DamagedPart {
-    /// The table that it belongs to.
+    /// The table that it belongs to, or `rebuild`: a rebuild of the store left the entries out.
     pub table: &'static str,
     /// Which entries: `operation <id>`, or `the entries of index shard 3 from <time> to <time>`.
     pub entries: String,

@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fjall::{AbstractTree, Error, Keyspace, LsmError, Readable, Snapshot, UserKey};
@@ -58,6 +59,9 @@ fn io_cause(error: &io::Error) -> Option<String> {
         );
     is_damage.then(|| error.to_string())
 }
+
+/// What stands for a table in the report of a rebuild.
+const REBUILD: &str = "rebuild";
 
 /// The damage that was found since the store was opened.
 #[derive(Debug, Default)]
@@ -166,6 +170,28 @@ impl Damages {
             first: first.to_vec(),
             report,
         };
+        observed.parts.insert(key, part);
+    }
+
+    /// Records that the store was rebuilt without data of `kept`, the damaged store, where the file
+    /// `list` has the IDs of `operations`.
+    pub(super) fn note_rebuild(&self, kept: &Path, operations: usize, list: &str) {
+        let kept_at = kept.display();
+        let report = DamagedPart {
+            table: REBUILD,
+            entries: format!("the {operations} operations that {kept_at}/{list} lists"),
+            files: vec![kept_at.to_string()],
+            cause: "the store was rebuilt without its damaged blocks; remove the directory when \
+                    the operations are settled"
+                .to_owned(),
+        };
+        let mut observed = self.observed();
+        let part = Part {
+            number: observed.parts.len(),
+            first: Vec::new(),
+            report,
+        };
+        let key = (REBUILD, kept.as_os_str().as_encoded_bytes().to_vec());
         observed.parts.insert(key, part);
     }
 

@@ -11,27 +11,34 @@
 //!   read.
 //! * **All or nothing.** Once the new store is complete, a rename puts it in the place of the old
 //!   one.
+//! * **No readable entry is lost.** Each file of a damaged table is read alone: in a walk over all
+//!   files at once a damaged block hides what others have between its keys.
+//! * **Nothing is lost silently.** The operations that are known to have lost parts are listed in
+//!   the damaged store ([`LOST`]), and reported until that is removed.
 //! * **Leases are not guessed.** If one is damaged, the store does not open.
 //!
-//! Entries of the deadline index and of the attention table in a damaged block are lost.
+//! Entries of the deadline index and of the attention table in a damaged block are lost. So is an
+//! operation that only damaged blocks name.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot};
+use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot, UserKey};
 use waybill_clock::wall_clock;
 use waybill_disk::sync_dir;
 use waybill_engine::OperationId;
 
-use super::damage::{self, Damages, Order, Walk};
+use super::damage::{self, Damages};
 use super::tables::{Tables, failed};
 use super::{EmbeddedConfig, EmbeddedRestore};
 use crate::{StoreError, codec, keys};
 
 /// The file that asks for a new store.
 const MARK: &str = "rebuild";
+/// The file in a damaged store that lists the operations that lost parts, an id per line.
+const LOST: &str = "lost-operations";
 
 /// Requests that the next opening of the store rebuilds it from the readable data.
 pub(super) fn ask(store: &Path) -> io::Result<()> {
@@ -68,13 +75,39 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     let lost = copy(&old, &mut new)?;
     new.finish()?;
     drop(old);
+    let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
+    fs::write(store.join(LOST), ids).map_err(io)?;
     fs::rename(&making, &made).map_err(io)?;
     take_place(store, &made).map_err(io)?;
     tracing::error!(
         store = %store.display(),
-        unreadable_rows = lost,
+        unreadable_rows = lost.len(),
         "rebuilt the damaged state store from its readable data; the damaged store is kept next to it"
     );
+    Ok(())
+}
+
+/// Reports the damaged stores that rebuilds have kept next to this one.
+pub(super) fn report(store: &Path, damages: &Damages) -> io::Result<()> {
+    let beside = beside(store, "damaged-");
+    let Some((dir, prefix)) = beside.parent().zip(beside.file_name()) else {
+        return Ok(());
+    };
+    for kept in fs::read_dir(dir)? {
+        let kept = kept?;
+        let name = kept.file_name();
+        if !name
+            .as_encoded_bytes()
+            .starts_with(prefix.as_encoded_bytes())
+        {
+            continue;
+        }
+        match fs::read_to_string(kept.path().join(LOST)) {
+            Ok(ids) => damages.note_rebuild(&kept.path(), ids.lines().count(), LOST),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
     Ok(())
 }
 
@@ -86,12 +119,20 @@ fn has_damage(table: &Keyspace) -> bool {
         .any(|file| file.iter().any(|item| item.is_err()))
 }
 
-/// Copies the readable data. Returns how many parts of rows are marked as unreadable.
-fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
-    let snapshot = old.db.snapshot();
-    let mut lost = 0;
+/// Copies the readable data. Returns the operations with parts that are marked as unreadable.
+fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>, StoreError> {
+    // Rows in memory can only be read beside those in files. Until the new store is complete, the
+    // journal keeps them as well.
     for (name, table) in old.all() {
-        let Some(key_bytes) = key_bytes(name) else {
+        if name != "leases" && has_damage(table) {
+            let flushed = table.tree.flush_active_memtable(0);
+            flushed.map_err(|error| failed("writing out a table")(error.into()))?;
+        }
+    }
+    let snapshot = old.db.snapshot();
+    let mut lost = BTreeSet::new();
+    for (name, table) in old.all() {
+        if name == "leases" {
             for entry in snapshot.iter(table) {
                 let (key, value) = entry.into_inner().map_err(|error| StoreError::Corrupt {
                     what: "lease",
@@ -101,43 +142,65 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
                 new.put(name, &key, &value)?;
             }
             continue;
-        };
-        for key in keys_of(&old.lasting.damages, &snapshot, (name, table), key_bytes) {
-            let key = key?;
-            // A damaged one is reported among the lost parts.
-            if let Some(value) = read(&snapshot, table, &key)?.flatten() {
-                new.put(name, &key, &value)?;
-            }
         }
+        each_key(&snapshot, table, |key| {
+            // A damaged value is marked below.
+            match read(&snapshot, table, key)?.flatten() {
+                Some(value) => new.put(name, key, &value),
+                None => Ok(()),
+            }
+        })?;
     }
-    // Every table that names operations shows which rows have parts that are lost or were skipped.
+    // Every table that names operations shows which rows have parts that are lost.
     for (name, table) in old.all() {
-        let Some(key_bytes) = key_bytes(name) else {
-            continue;
-        };
-        for key in keys_of(&old.lasting.damages, &snapshot, (name, table), key_bytes) {
-            let key = key?;
+        each_key(&snapshot, table, |key| {
             let operation: Option<OperationId> = match name {
-                "state" | "created" => keys::read_row(&key),
-                "due" | "attention" => keys::read_index(&key).map(|(_, operation)| operation),
+                "state" | "created" => keys::read_row(key),
+                "expiry" => keys::read_expiry(key).map(|(_, operation)| operation),
+                "due" | "attention" => keys::read_index(key).map(|(_, operation)| operation),
                 _ => None,
             };
-            let Some(operation) = operation else { continue };
+            let Some(operation) = operation else {
+                return Ok(());
+            };
             let row = keys::row(operation);
             for (part, of) in [("state", &old.state), ("created", &old.created)] {
-                match read(&snapshot, of, &row)? {
-                    None => {
-                        new.put(part, &row, &codec::LOST)?;
-                        lost += 1;
-                    }
-                    // It may be between the keys of a damaged block, but in another file.
-                    Some(Some(value)) => new.put(part, &row, &value)?,
-                    Some(None) => {}
+                if read(&snapshot, of, &row)?.is_none() {
+                    new.put(part, &row, &codec::LOST)?;
+                    lost.insert(operation);
                 }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(lost)
+}
+
+/// Visits every key of a table whose entry can be read, deleted ones included. A key may come
+/// several times.
+fn each_key(
+    snapshot: &Snapshot,
+    table: &Keyspace,
+    mut visit: impl FnMut(&UserKey) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let unreadable = failed("reading a damaged store");
+    if !has_damage(table) {
+        for entry in snapshot.iter(table) {
+            visit(&entry.key().map_err(&unreadable)?)?;
+        }
+        return Ok(());
+    }
+    for file in table.tree.current_version().iter_tables() {
+        // After an error the iterator continues with the next block.
+        for entry in file.iter() {
+            match entry.map_err(fjall::Error::from) {
+                Ok(entry) => visit(&entry.key.user_key)?,
+                Err(error) if damage::cause(&error).is_some() => {}
+                Err(error) => return Err(unreadable(error)),
             }
         }
     }
-    Ok(lost)
+    Ok(())
 }
 
 /// A value, or its absence; `None` if it is in a damaged block.
@@ -151,29 +214,6 @@ fn read(
         Err(error) if damage::cause(&error).is_some() => Ok(None),
         Err(error) => Err(failed("reading a damaged store")(error)),
     }
-}
-
-fn keys_of(
-    damages: &Arc<Damages>,
-    snapshot: &Snapshot,
-    table: (&'static str, &Keyspace),
-    key_bytes: usize,
-) -> Walk {
-    let (first, last) = (vec![0; key_bytes], vec![u8::MAX; key_bytes]);
-    let all = first.as_slice()..=last.as_slice();
-    Walk::new(damages, snapshot, table, all, Order::Ascending)
-}
-
-/// How long the keys of a table are; `None` if they differ.
-fn key_bytes(table: &str) -> Option<usize> {
-    Some(match table {
-        "state" | "created" => 16,
-        "expiry" => keys::EXPIRY_KEY_LEN,
-        "due" | "attention" => keys::INDEX_KEY_LEN,
-        "cursors" => 4,
-        "corrupt" => keys::ASIDE_KEY_LEN,
-        _ => return None,
-    })
 }
 
 /// Replaces the old store with the complete new one. The old one is kept.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use waybill_engine::{OperationId, PartitionId, ShardId, Timestamp};
 use waybill_store::{
     AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, EmbeddedConfig,
-    EmbeddedStore, LayoutGeneration, LeaseKey, Store, StoreError, WriteBatch,
+    EmbeddedStore, LayoutGeneration, LeaseKey, RowRead, RowWrite, Store, StoreError, WriteBatch,
 };
 
 use super::Embedded;
@@ -507,4 +508,75 @@ async fn a_store_stopped_by_a_damaged_block_is_rebuilt_from_its_readable_data() 
     let kept = std::fs::read_dir(dir.path()).unwrap();
     let mut kept = kept.map(|file| file.unwrap().file_name().into_string().unwrap());
     assert!(kept.any(|name| name.starts_with("store.damaged-")));
+}
+
+/// Other files have rows between the keys of the damaged blocks, and so has the journal. Rows of
+/// which both parts are damaged are known from their expiry.
+#[tokio::test]
+async fn a_rebuild_keeps_every_row_that_can_be_read_and_names_all_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = EmbeddedConfig::new(dir.path().join("store"));
+    let batch = |ids: &[OperationId]| {
+        rows(ids.iter().map(|&id| RowWrite {
+            keep_for: Some(Duration::from_secs(86_400)),
+            ..write(id, 1, true)
+        }))
+    };
+    let ids: Vec<_> = (0..6_000).map(|_| fresh_id()).collect();
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    store.write(batch(&ids[..2_000])).await.unwrap();
+    drop(store);
+    for table in ["state", "created"] {
+        damage_a_block(&config.path, table);
+    }
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    store.write(batch(&ids[2_000..4_000])).await.unwrap();
+    drop(store);
+    write_out(&config.path, "state");
+    write_out(&config.path, "created");
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    store.write(batch(&ids[4_000..])).await.unwrap();
+    let before = store.get_many(ids.clone()).await.unwrap();
+    let lost = |read: &[RowRead]| -> Vec<_> {
+        let read = ids.iter().zip(read);
+        read.filter(|(_, row)| row.is_err())
+            .map(|(id, _)| *id)
+            .collect()
+    };
+    let lost_before = lost(&before);
+    assert!((1..1_000).contains(&lost_before.len()));
+    drop(store);
+
+    std::fs::File::create(config.path.join("rebuild")).unwrap();
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    let after = store.get_many(ids.clone()).await.unwrap();
+    assert_eq!(lost(&after), lost_before);
+    for (before, after) in before.iter().zip(&after) {
+        if before.is_ok() {
+            assert_eq!(before, after);
+        }
+    }
+    // It is reported until the damaged store is removed.
+    let report = store.damage();
+    let kept = report.parts[0].files[0].clone();
+    assert!(kept.contains("store.damaged-"), "{report:?}");
+    let listed = std::fs::read_to_string(Path::new(&kept).join("lost-operations")).unwrap();
+    let mut listed: Vec<_> = listed.lines().map(str::to_owned).collect();
+    let mut wanted: Vec<_> = lost_before.iter().map(ToString::to_string).collect();
+    listed.sort();
+    wanted.sort();
+    assert_eq!(listed, wanted);
+    drop(store);
+    std::fs::remove_dir_all(kept).unwrap();
+    let store = EmbeddedStore::open(config).unwrap();
+    assert!(store.damage().is_empty());
+}
+
+/// Writes the rows in memory to a file of their own.
+fn write_out(path: &Path, table: &str) {
+    let db = fjall::Database::builder(path).open().unwrap();
+    let keyspace = db
+        .keyspace(table, fjall::KeyspaceCreateOptions::default)
+        .unwrap();
+    keyspace.rotate_memtable_and_wait().unwrap();
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use tokio::sync::oneshot;
 use waybill_broker::{Broker, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{LedgerError, Services, StartError as ServicesError};
 use waybill_messages::Topics;
@@ -60,14 +61,27 @@ pub(super) async fn broker(
         .await
         .map_err(|error| broker_not_started(config, error))?;
     let (address, own_address, logs) = (broker.address(), broker.own_address(), broker.logs());
+    // After a failure the broker serves the other partitions until its stage of the stop: without it,
+    // every part that stops before would wait for answers until its time-out.
+    let (tell, told) = oneshot::channel();
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
             () = stop.cancelled() => {}
-            failure = broker.failed() => anyhow::bail!(failure),
+            failure = broker.failed() => {
+                // The watch has ended if the process stops already.
+                _ = tell.send(failure);
+                stop.cancelled().await;
+            }
             never = BrokerMetrics::new().show(|| broker.stats()) => match never {},
         }
         broker.shutdown().await;
         Ok(())
+    });
+    running.spawn(Stage::Broker, "watch over the broker", |stop| async move {
+        tokio::select! {
+            () = stop.cancelled() => Ok(()),
+            Ok(failure) = told => anyhow::bail!(failure),
+        }
     });
     announce("broker", address);
     Ok(EmbeddedBroker {
