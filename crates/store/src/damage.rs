@@ -5,8 +5,8 @@ use std::fmt;
 /// A part of the store that could not be read when it was last looked at.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DamagedPart {
-    /// The table that it belongs to, or `rebuild`: a rebuild of the store left the entries out.
-    pub table: &'static str,
+    /// The table that it belongs to; `None` if a rebuild of the store left the entries out.
+    pub table: Option<&'static str>,
     /// Which entries: `operation <id>`, or `the entries of index shard 3 from <time> to <time>`.
     pub entries: String,
     /// The files that hold it, if known.
@@ -23,7 +23,11 @@ impl fmt::Display for DamagedPart {
             files,
             cause,
         } = self;
-        write!(f, "{entries} in table {table} cannot be read: {cause}")?;
+        write!(f, "{entries}")?;
+        if let Some(table) = table {
+            write!(f, " in table {table}")?;
+        }
+        write!(f, " cannot be read: {cause}")?;
         if !files.is_empty() {
             write!(f, " (in {})", files.join(", "))?;
         }

@@ -60,7 +60,7 @@ fn io_cause(error: &io::Error) -> Option<String> {
     is_damage.then(|| error.to_string())
 }
 
-/// What stands for a table in the report of a rebuild.
+/// What stands for the table of what a rebuild left out.
 const REBUILD: &str = "rebuild";
 
 /// The damage that was found since the store was opened.
@@ -148,7 +148,7 @@ impl Damages {
             return;
         }
         let report = DamagedPart {
-            table,
+            table: Some(table),
             entries: keys::in_words(table, first, last),
             files: files(keyspace, first, last),
             cause: cause.to_owned(),
@@ -178,8 +178,8 @@ impl Damages {
     pub(super) fn note_rebuild(&self, kept: &Path, operations: usize, list: &str) {
         let kept_at = kept.display();
         let report = DamagedPart {
-            table: REBUILD,
-            entries: format!("the {operations} operations that {kept_at}/{list} lists"),
+            table: None,
+            entries: format!("the operations in {kept_at}/{list} ({operations})"),
             files: vec![kept_at.to_string()],
             cause: "the store was rebuilt without its damaged blocks; remove the directory when \
                     the operations are settled"

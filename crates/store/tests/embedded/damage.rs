@@ -366,7 +366,7 @@ async fn listings_continue_after_a_damaged_block_in_either_order() {
     let report = store.damage();
     for wanted in ["attention", "due", "cursors"] {
         assert!(
-            report.parts.iter().any(|part| part.table == wanted),
+            report.parts.iter().any(|part| part.table == Some(wanted)),
             "{wanted}"
         );
     }
