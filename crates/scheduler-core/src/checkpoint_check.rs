@@ -40,9 +40,9 @@ pub(crate) struct CheckpointMismatch {
 pub(crate) enum MismatchCause {
     /// It begins after the checkpoint.
     #[error(
-        "records from offset {done} on are not done, but the log begins at {begins}: retention \
-         deleted the records between; to continue without them, set scheduler.skipDeletedRequests: \
-         true"
+        "records from offset {done} on are not done, but the log begins at {begins}: the records \
+         between were deleted, by retention or by a client, or the state store is older than its \
+         log; to continue without them, set scheduler.skipDeletedRequests: true"
     )]
     Overtaken {
         /// The first record that is not done.

@@ -38,7 +38,7 @@ async fn requests_deleted_before_consumption_are_never_skipped_silently() {
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     let process = restart(&setup);
-    let readiness = refused(&setup, "retention deleted the records between").await;
+    let readiness = refused(&setup, "the records between were deleted").await;
     assert!(readiness.contains("requests: "), "{readiness}");
     for id in &gone {
         assert_eq!(setup.state(id).await, None, "{id}");

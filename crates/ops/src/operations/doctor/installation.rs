@@ -241,7 +241,8 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     }
     if !gone.is_empty() {
         let message = format!(
-            "requests are lost: retention deleted requests of {} that no scheduler had read",
+            "requests may be lost: the log of {} begins after the first request that has no row: retention or a client deleted \
+             some that no scheduler had read, or the state store is older than its log",
             gone.join(", ")
         );
         return Ok(Finding::bad(WHAT, message));
