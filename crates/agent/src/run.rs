@@ -11,8 +11,8 @@
 //! * **No agent blocks another.** Handlers run on the runtime; polling stops only while the broker
 //!   accepts no records, while partitions cannot be paused, and during a drain.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
-//!   unchanged; a panic of a handler ends one attempt. A record that cannot be decoded *yet*, because the schema
-//!   registry is unavailable, is kept, and reading pauses in the meantime.
+//!   unchanged; a panic of a handler ends one attempt. A record that cannot be decoded *yet*, because
+//!   the schema registry is unavailable, is kept, and reading pauses in the meantime.
 
 mod attempt;
 mod direct;

@@ -3,10 +3,10 @@
 //!
 //! [`Queues`] decides here, too, so the guarantees of the run loop over topics hold: no agent blocks
 //! another, requests without room are answered `not attempted` immediately, there are no answers past
-//! complete-by, a superseded owner is refused, and a panic of a handler ends one attempt. Only owners in this
-//! process send requests to these agents. Requests in flight are lost with the process, like
-//! everything in the scheduler's memory: the next owner of the operations requests the same attempts
-//! again.
+//! complete-by, a superseded owner is refused, and a panic of a handler ends one attempt. Only
+//! owners in this process send requests to these agents. Requests in flight are lost with the
+//! process, like everything in the scheduler's memory: the next owner of the operations requests the
+//! same attempts again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -173,7 +173,8 @@ impl<T: Send + 'static> DirectAgents<T> {
     }
 
     /// Accepts nothing more, hands queued requests back (`not attempted`), and waits up to
-    /// `patience` until running attempts have ended, or a worker has panicked. Blocks; not for a thread of the runtime.
+    /// `patience` until running attempts have ended, or a worker has panicked. Blocks; not for a
+    /// thread of the runtime.
     pub fn drain(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let shared = &self.shared;

@@ -211,7 +211,7 @@ impl Poller {
         if open > 0 {
             tracing::warn!(
                 open,
-                "drain timeout reached; unfinished requests will be read again"
+                "stopping with unfinished requests, which will be read again"
             );
             shared.outbox.flush(Duration::from_millis(500));
         }

@@ -174,12 +174,12 @@ impl Damages {
     }
 
     /// Records that the store was rebuilt without data of `kept`, the damaged store, where the file
-    /// `list` has the IDs of `operations`.
-    pub(super) fn note_rebuild(&self, kept: &Path, operations: usize, list: &str) {
+    /// `list` has the IDs of operations: `count` says how many, or why that is unknown.
+    pub(super) fn note_rebuild(&self, kept: &Path, count: &str, list: &str) {
         let kept_at = kept.display();
         let report = DamagedPart {
             table: None,
-            entries: format!("the operations in {kept_at}/{list} ({operations})"),
+            entries: format!("the operations in {kept_at}/{list} ({count})"),
             files: vec![kept_at.to_string()],
             cause: "the store was rebuilt without its damaged blocks; remove the directory when \
                     the operations are settled"

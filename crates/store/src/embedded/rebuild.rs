@@ -22,7 +22,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot, UserKey};
@@ -76,7 +76,10 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     new.finish()?;
     drop(old);
     let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
-    fs::write(store.join(LOST), ids).map_err(io)?;
+    let mut list = File::create(store.join(LOST)).map_err(io)?;
+    list.write_all(ids.as_bytes())
+        .and_then(|()| list.sync_all())
+        .map_err(io)?;
     fs::rename(&making, &made).map_err(io)?;
     take_place(store, &made).map_err(io)?;
     tracing::error!(
@@ -87,7 +90,8 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Reports the damaged stores that rebuilds have kept next to this one.
+/// Reports the damaged stores that rebuilds have kept next to this one. A list that cannot be read
+/// is reported as well: it must not keep the store from opening.
 pub(super) fn report(store: &Path, damages: &Damages) -> io::Result<()> {
     let beside = beside(store, "damaged-");
     let Some((dir, prefix)) = beside.parent().zip(beside.file_name()) else {
@@ -102,11 +106,16 @@ pub(super) fn report(store: &Path, damages: &Damages) -> io::Result<()> {
         {
             continue;
         }
-        match fs::read_to_string(kept.path().join(LOST)) {
-            Ok(ids) => damages.note_rebuild(&kept.path(), ids.lines().count(), LOST),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        let count = match fs::read(kept.path().join(LOST)) {
+            Ok(ids) => ids
+                .split(|byte| *byte == b'\n')
+                .count()
+                .saturating_sub(1)
+                .to_string(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => error.to_string(),
+        };
+        damages.note_rebuild(&kept.path(), &count, LOST);
     }
     Ok(())
 }
@@ -123,15 +132,18 @@ fn has_damage(table: &Keyspace) -> bool {
 fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>, StoreError> {
     // Rows in memory can only be read beside those in files. Until the new store is complete, the
     // journal keeps them as well.
-    for (name, table) in old.all() {
-        if name != "leases" && has_damage(table) {
+    let tables = old
+        .all()
+        .map(|(name, table)| (name, table, has_damage(table)));
+    for (name, table, is_damaged) in tables {
+        if name != "leases" && is_damaged {
             let flushed = table.tree.flush_active_memtable(0);
             flushed.map_err(|error| failed("writing out a table")(error.into()))?;
         }
     }
     let snapshot = old.db.snapshot();
     let mut lost = BTreeSet::new();
-    for (name, table) in old.all() {
+    for (name, table, is_damaged) in tables {
         if name == "leases" {
             for entry in snapshot.iter(table) {
                 let (key, value) = entry.into_inner().map_err(|error| StoreError::Corrupt {
@@ -143,7 +155,7 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>
             }
             continue;
         }
-        each_key(&snapshot, table, |key| {
+        each_key(&snapshot, table, is_damaged, |key| {
             // A damaged value is marked below.
             match read(&snapshot, table, key)?.flatten() {
                 Some(value) => new.put(name, key, &value),
@@ -152,8 +164,8 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>
         })?;
     }
     // Every table that names operations shows which rows have parts that are lost.
-    for (name, table) in old.all() {
-        each_key(&snapshot, table, |key| {
+    for (name, table, is_damaged) in tables {
+        each_key(&snapshot, table, is_damaged, |key| {
             let operation: Option<OperationId> = match name {
                 "state" | "created" => keys::read_row(key),
                 "expiry" => keys::read_expiry(key).map(|(_, operation)| operation),
@@ -181,10 +193,11 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>
 fn each_key(
     snapshot: &Snapshot,
     table: &Keyspace,
+    is_damaged: bool,
     mut visit: impl FnMut(&UserKey) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let unreadable = failed("reading a damaged store");
-    if !has_damage(table) {
+    if !is_damaged {
         for entry in snapshot.iter(table) {
             visit(&entry.key().map_err(&unreadable)?)?;
         }

@@ -63,13 +63,13 @@ pub(super) async fn broker(
     let (address, own_address, logs) = (broker.address(), broker.own_address(), broker.logs());
     // After a failure the broker serves the other partitions until its stage of the stop: without it,
     // every part that stops before would wait for answers until its time-out.
-    let (tell, told) = oneshot::channel();
+    let (failure_sender, mut failure_receiver) = oneshot::channel();
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
             () = stop.cancelled() => {}
             failure = broker.failed() => {
                 // The watch has ended if the process stops already.
-                _ = tell.send(failure);
+                _ = failure_sender.send(failure);
                 stop.cancelled().await;
             }
             never = BrokerMetrics::new().show(|| broker.stats()) => match never {},
@@ -80,7 +80,7 @@ pub(super) async fn broker(
     running.spawn(Stage::Broker, "watch over the broker", |stop| async move {
         tokio::select! {
             () = stop.cancelled() => Ok(()),
-            Ok(failure) = told => anyhow::bail!(failure),
+            Ok(failure) = &mut failure_receiver => anyhow::bail!(failure),
         }
     });
     announce("broker", address);
