@@ -404,9 +404,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
                 error => unreadable(Box::new(error)),
             }
         })?;
-    if let Err(error) = syncs.ends.logs_are_open() {
-        tracing::warn!(path = %path.display(), %error, "cannot store the synced ends of logs");
-    }
+    syncs.logs_are_open();
     let server = Server {
         own_address: OnceLock::new(),
         cluster_id,

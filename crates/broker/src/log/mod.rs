@@ -38,7 +38,7 @@ pub(crate) use repair::{Repair, aside_path};
 pub(crate) use scan::verify;
 pub(crate) use segment::{LogError, segment_path};
 pub(crate) use sync_threads::{SyncQueue, SyncThreads, spawn_reporting_panics};
-pub(crate) use synced::{STORE_EVERY, SyncedEnds};
+pub(crate) use synced::SyncedEnds;
 pub(crate) use syncing::{Closing, NotClosed, Unwritten};
 
 #[cfg(test)]

@@ -119,10 +119,8 @@ pub(crate) struct Partition {
     /// Consumers see offsets below this (the high watermark).
     pub(super) visible: AtomicI64,
     pub(super) log_start: AtomicI64,
-    /// Everything below this is durable.
+    /// Everything below this is durable. Readers of a synced topic see no more than is recorded.
     pub(super) synced_end: AtomicI64,
-    /// Whether storing `synced_end` is queued at the closing thread.
-    pub(super) end_is_queued: AtomicBool,
     pub(super) condition: AtomicU8,
     /// Why it is offline.
     cause: OnceLock<String>,
@@ -220,7 +218,6 @@ impl Partition {
             visible: AtomicI64::new(next_offset),
             log_start: AtomicI64::new(log_start.clamp(first, next_offset)),
             synced_end: AtomicI64::new(synced_end),
-            end_is_queued: AtomicBool::new(false),
             condition: AtomicU8::new(Condition::Online as u8),
             cause: OnceLock::new(),
             damaged: Mutex::default(),

@@ -72,13 +72,18 @@ impl BatchCursor {
 }
 
 impl Partition {
+    /// Refuses to read where the disk may return other data than was written.
+    fn check_condition(&self) -> Result<(), ReadError> {
+        match self.condition() {
+            Condition::Online | Condition::Full => Ok(()),
+            Condition::Offline => Err(ReadError::Offline),
+            Condition::Deleted => Err(ReadError::Deleted),
+        }
+    }
+
     /// Whether something can be read at `offset`.
     pub(crate) fn has_records(&self, offset: i64) -> Result<bool, ReadError> {
-        match self.condition() {
-            Condition::Online | Condition::Full => {}
-            Condition::Offline => return Err(ReadError::Offline),
-            Condition::Deleted => return Err(ReadError::Deleted),
-        }
+        self.check_condition()?;
         let high_watermark = self.high_watermark();
         if offset < self.log_start() || offset > high_watermark {
             return Err(ReadError::OutOfRange);
@@ -131,6 +136,7 @@ impl Partition {
     }
 
     fn find_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
+        self.check_condition()?;
         let (log_start, high_watermark) = (self.log_start(), self.high_watermark());
         let mut cursors = Vec::new();
         {
@@ -188,6 +194,7 @@ impl Partition {
     }
 
     fn find_largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
+        self.check_condition()?;
         let (log_start, high_watermark) = (self.log_start(), self.high_watermark());
         let is_visible = |header: &BatchHeader| {
             header.last_offset().is_some_and(|last| last >= log_start)

@@ -19,10 +19,9 @@
 //!   taken as synced. So a start removes all indexes but those of closed segments.
 //! * **A start needs no space.** Anything that a full disk cannot take is optional.
 //!
-//! Not detected: records acknowledged in the last second before the broker died (see
-//! [`synced`](super::synced)), if the disk lost them from the log's end at a batch boundary; a
-//! damaged last batch of that second; a damaged batch of a closed segment with an index, until it
-//! is read; damage of another cause behind the synced end, if the machine has booted since.
+//! Not detected: a damaged batch of a closed segment with an index, until it is read; damage of
+//! another cause behind the synced end, if the machine has booted since. On a synced topic nothing
+//! there was acknowledged.
 
 use std::collections::VecDeque;
 use std::io;

@@ -65,8 +65,10 @@ impl Partition {
             Arc::clone(&self.topic_bytes),
             self.limits.clone(),
         );
-        if opened.is_err() {
-            self.topic_bytes.fetch_add(bytes, Ordering::Relaxed);
+        match &opened {
+            // Its records are visible from now on, as after a sync.
+            Ok(_) => _ = self.limits.syncs.store_ends(),
+            Err(_) => _ = self.topic_bytes.fetch_add(bytes, Ordering::Relaxed),
         }
         opened
     }

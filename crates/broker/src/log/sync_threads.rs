@@ -1,17 +1,19 @@
 //! Group commit: one thread syncs all waiting partitions together.
 //!
 //! A partition that needs a sync queues itself, once. The sync thread takes all queued partitions,
-//! syncs each and wakes all waiting requests; later appends go into the next round. So the disk's
-//! own pace decides how much one sync covers, and no timer is needed.
+//! syncs each, stores how far they are synced, and wakes all waiting requests; later appends go
+//! into the next round. So the disk's own pace decides how much one sync covers, and no timer is
+//! needed.
 //!
 //! A second thread does the work that no request waits for: it indexes closed segments, syncs those
-//! of topics that are not synced, starts write-back of growing ones, and stores how far partitions
-//! are synced. It retries what failed for lack of space.
+//! of topics that are not synced, and starts write-back of growing ones. It retries what failed for
+//! lack of space.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -19,9 +21,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds, Unwritten};
+use super::syncing::SyncJob;
+use super::{Closing, NotClosed, Partition, SyncedEnds, Unwritten};
 use crate::locked;
 use crate::stats::Counters;
+
+/// How soon the second thread retries what failed.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The work of the two threads.
 pub(crate) struct SyncQueue {
@@ -34,14 +40,32 @@ pub(crate) struct SyncQueue {
     cause: OnceLock<String>,
     /// Wakes the task that opens partitions again.
     full: Notify,
+    /// Whether [`Chore::StoreEnds`] is queued or being retried.
+    is_store_queued: AtomicBool,
+    /// Whether the ends could not be stored at the last attempt.
+    has_store_failed: AtomicBool,
+}
+
+/// A sync of one partition, and its result.
+pub(super) struct FinishedSync {
+    pub(super) partition: Arc<Partition>,
+    pub(super) job: SyncJob,
+    pub(super) result: io::Result<()>,
+}
+
+impl FinishedSync {
+    /// Records how far the partition is synced now. Returns whether that is further than before.
+    fn note_end(&self) -> bool {
+        self.result.is_ok() && self.partition.note_end(&self.job)
+    }
 }
 
 /// The work of the second thread.
 pub(super) enum Chore {
     /// Index a closed segment.
     Close(Closing),
-    /// Store how far a partition is synced.
-    StoreEnd(Arc<Partition>),
+    /// Store the recorded synced ends, which has failed.
+    StoreEnds,
     /// Start write-back of bytes that no sync waits for.
     WriteBack(Unwritten),
 }
@@ -56,6 +80,8 @@ impl SyncQueue {
             failed: CancellationToken::new(),
             cause: OnceLock::new(),
             full: Notify::new(),
+            is_store_queued: AtomicBool::new(false),
+            has_store_failed: AtomicBool::new(false),
         })
     }
 
@@ -67,11 +93,6 @@ impl SyncQueue {
     /// Asks for a closed segment to be synced and indexed.
     pub(crate) fn close(&self, closing: Closing) {
         self.chores.push(Chore::Close(closing));
-    }
-
-    /// Asks for the end of `partition`'s synced part to be stored, soon.
-    pub(crate) fn store_end(&self, partition: Arc<Partition>) {
-        self.chores.push(Chore::StoreEnd(partition));
     }
 
     /// Asks for write-back to start, soon.
@@ -92,12 +113,50 @@ impl SyncQueue {
         self.chores.take(patience)
     }
 
-    /// Stores how far partitions are synced. Returns whether it succeeded; without it, a start only
-    /// reads and writes more.
+    /// Ends a round of syncs: stores how far the partitions are synced, and only then wakes what
+    /// waits for that. Returns whether it has stored them, which it does if any has moved.
+    ///
+    /// If they cannot be stored, the synced records are acknowledged nevertheless, since they are
+    /// durable.
+    pub(super) fn end_round(&self, round: Vec<FinishedSync>) -> bool {
+        let moved = round.iter().filter(|finished| finished.note_end()).count();
+        let are_stored = moved > 0 && self.store_ends();
+        for finished in round {
+            finished.partition.end_sync(finished.job, finished.result);
+        }
+        are_stored
+    }
+
+    /// Stores how far partitions are synced. Returns whether it succeeded; if not, the second
+    /// thread retries. Without it, a start only reads and writes more, and may not notice that
+    /// synced records are lost.
     pub(crate) fn store_ends(&self) -> bool {
-        let stored = self.ends.store();
-        if let Err(error) = &stored {
-            tracing::warn!(%error, "could not store the synced ends of logs");
+        self.are_stored(self.ends.store())
+    }
+
+    /// Whether the last attempt to store them succeeded.
+    #[cfg(test)]
+    pub(super) fn ends_are_stored(&self) -> bool {
+        !self.has_store_failed.load(SeqCst)
+    }
+
+    /// All logs are open, which is stored likewise; see [`SyncedEnds::logs_are_open`].
+    pub(crate) fn logs_are_open(&self) -> bool {
+        self.are_stored(self.ends.logs_are_open())
+    }
+
+    fn are_stored(&self, stored: io::Result<()>) -> bool {
+        let had_failed = self.has_store_failed.swap(stored.is_err(), SeqCst);
+        match &stored {
+            Err(error) if !had_failed => tracing::error!(
+                %error,
+                "cannot store the synced ends of logs; retrying. If logs lose synced records now, the next start may not notice"
+            ),
+            Ok(()) if had_failed => tracing::info!("the synced ends of logs are stored again"),
+            _ => {}
+        }
+        if stored.is_err() && !self.is_store_queued.swap(true, SeqCst) {
+            self.chores.push(Chore::StoreEnds);
         }
         stored.is_ok()
     }
@@ -216,15 +275,20 @@ pub(crate) fn spawn_reporting_panics(
 
 fn sync_until_stopped(queue: &SyncQueue) {
     while let Some(partitions) = queue.take_unsynced(None) {
-        for partition in partitions {
+        let round = partitions.into_iter().map(|partition| {
             let job = partition.begin_sync();
             let started = Instant::now();
             let result = job.run(&*partition.limits.disk);
             queue.counters.syncs.fetch_add(1, Relaxed);
             let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             queue.counters.sync_micros.fetch_add(micros, Relaxed);
-            partition.end_sync(job, result);
-        }
+            FinishedSync {
+                partition,
+                job,
+                result,
+            }
+        });
+        queue.end_round(round.collect());
     }
 }
 
@@ -233,10 +297,8 @@ pub(super) struct Chores {
     queue: Arc<SyncQueue>,
     /// Segments whose index did not fit on the disk.
     unindexed: Vec<Closing>,
-    /// Partitions whose synced end has moved. It is stored for many together.
-    moved: Vec<Arc<Partition>>,
-    /// Whether some recorded ends are not stored.
-    is_unstored: bool,
+    /// Whether the synced ends could not be stored.
+    are_ends_unstored: bool,
 }
 
 impl Chores {
@@ -244,8 +306,7 @@ impl Chores {
         Self {
             queue,
             unindexed: Vec::new(),
-            moved: Vec::new(),
-            is_unstored: false,
+            are_ends_unstored: false,
         }
     }
 
@@ -265,9 +326,9 @@ impl Chores {
             if is_stopped {
                 return;
             }
-            let is_idle = self.unindexed.is_empty() && self.moved.is_empty() && !self.is_unstored;
+            let is_idle = self.unindexed.is_empty() && !self.are_ends_unstored;
             if !is_idle && due.is_none() {
-                due = Some(Instant::now() + STORE_EVERY);
+                due = Some(Instant::now() + RETRY_AFTER);
             }
         }
     }
@@ -276,17 +337,20 @@ impl Chores {
     pub(super) fn perform(&mut self, chore: Chore) {
         match chore {
             Chore::Close(closing) => self.close(closing),
-            Chore::StoreEnd(partition) => self.moved.push(partition),
+            Chore::StoreEnds => self.are_ends_unstored = true,
             Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
         }
     }
 
-    /// Tries again what did not fit on the disk, and stores the ends that have moved.
+    /// Retries what has failed.
     pub(super) fn catch_up(&mut self) {
         for closing in std::mem::take(&mut self.unindexed) {
             self.close(closing);
         }
-        self.store_ends();
+        if self.are_ends_unstored && self.queue.store_ends() {
+            self.are_ends_unstored = false;
+            self.queue.is_store_queued.store(false, SeqCst);
+        }
     }
 
     fn close(&mut self, mut closing: Closing) {
@@ -298,18 +362,6 @@ impl Chores {
             }
             self.unindexed.push(closing);
         }
-    }
-
-    /// Stores the ends. Those that fail are stored with the next ones.
-    fn store_ends(&mut self) {
-        self.is_unstored |= !self.moved.is_empty();
-        for partition in self.moved.drain(..) {
-            partition.note_end();
-        }
-        if !self.is_unstored {
-            return;
-        }
-        self.is_unstored = !self.queue.store_ends();
     }
 }
 

@@ -1,9 +1,12 @@
 //! How far each partition is known to be synced, across restarts.
 //!
-//! What must hold: **it may lag, but it never leads.** An end is recorded after its sync has
-//! succeeded, and stored within [`STORE_EVERY`] or at an orderly shutdown, never on the path of a
-//! produce request. So if a log loses its end, only the loss of records that were acknowledged in
-//! the last second before the broker died is not noticed.
+//! What must hold:
+//!
+//! * **It never leads.** An end is recorded after its sync has succeeded.
+//! * **It never lags behind what waited for a sync.** It is stored before anything below it is
+//!   acknowledged or visible on a topic that is synced. So a start notices if a log has lost any
+//!   such record, wherever, and after any restart of the machine. The exception: a disk that cannot
+//!   write this record, which is logged and retried.
 //!
 //! The record also has the machine's boot id. If the machine has booted again since, its power may
 //! have failed: then whatever was not synced may be damaged anywhere.
@@ -16,15 +19,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_disk::files::{Disk, Open};
 
 use crate::locked;
-
-/// How soon an end is stored.
-pub(crate) const STORE_EVERY: Duration = Duration::from_secs(1);
 
 const NAMES: [&str; 2] = ["synced-0", "synced-1"];
 const MAGIC: &[u8; 8] = b"WBSYNCD2";

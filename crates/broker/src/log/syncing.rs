@@ -1,5 +1,5 @@
-//! Syncing a partition, and the work that follows: requests that wait are answered, closed segments
-//! are indexed, and the synced end is recorded.
+//! Syncing a partition, and the work that follows: the synced end is recorded, requests that wait
+//! are answered, and closed segments are indexed.
 //!
 //! What must hold:
 //!
@@ -151,16 +151,24 @@ impl Partition {
         }
     }
 
-    /// Records the result of the sync thread's job.
+    /// Records how far the partition is synced after a successful `job`. Returns whether that is
+    /// further than recorded before.
+    pub(super) fn note_end(&self, job: &SyncJob) -> bool {
+        if !job.is_all || self.condition() != Condition::Online {
+            return false;
+        }
+        let before = self.synced_end.fetch_max(job.up_to, Ordering::AcqRel);
+        self.limits.syncs.ends.note(self.key(), job.up_to);
+        before < job.up_to
+    }
+
+    /// Makes the result of the sync thread's job visible.
     pub(crate) fn end_sync(self: &Arc<Self>, job: SyncJob, result: io::Result<()>) {
         match result {
             // After a failed sync, a later one may succeed without writing the lost data.
             Ok(()) if self.condition() != Condition::Online => {}
             Ok(()) => {
                 self.visible.fetch_max(job.up_to, Ordering::AcqRel);
-                if job.is_all {
-                    self.is_synced_to(job.up_to);
-                }
                 for segment in job.closed {
                     self.close_segment(segment, true);
                 }
@@ -208,24 +216,6 @@ impl Partition {
                 self.fail("write an index of", &error);
                 Err(NotClosed::Failed)
             }
-        }
-    }
-
-    /// Records the synced end before the closing thread stores it.
-    pub(crate) fn note_end(&self) {
-        self.end_is_queued.store(false, Ordering::SeqCst);
-        if self.condition() == Condition::Online {
-            let end = self.synced_end.load(Ordering::Acquire);
-            let ends = &self.limits.syncs.ends;
-            ends.note(self.key(), end);
-        }
-    }
-
-    /// Records that everything below `end` is durable.
-    fn is_synced_to(self: &Arc<Self>, end: i64) {
-        let before = self.synced_end.fetch_max(end, Ordering::AcqRel);
-        if before < end && !self.end_is_queued.swap(true, Ordering::SeqCst) {
-            self.limits.syncs.store_end(Arc::clone(self));
         }
     }
 

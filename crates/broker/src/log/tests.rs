@@ -317,15 +317,13 @@ async fn an_unsynced_batch_is_rewritten_before_it_is_visible() {
 }
 
 #[tokio::test]
-async fn the_stored_synced_end_never_exceeds_the_synced_bytes() {
+async fn the_synced_end_is_stored_before_its_records_are_acknowledged() {
     let dir = tempfile::tempdir().unwrap();
     let fixture = Fixture::open(&dir, rolling(synced())).unwrap();
     for count in 1..=5 {
         assert!(fixture.produce().await.unwrap());
-        let stored = stored_ends(&dir).of(KEY).unwrap_or(0);
-        assert!(stored <= count, "{stored} of {count}");
+        assert_eq!(stored_ends(&dir).of(KEY), Some(count));
     }
-    until("the end is stored", || stored_ends(&dir).of(KEY) == Some(5));
     faults::plan(dir.path(), Op::Sync, EIO, 1);
     assert!(!fixture.produce().await.unwrap());
     fixture.until_offline().await;
@@ -450,11 +448,44 @@ async fn synced_damage_refuses_the_log_after_a_reboot_too() {
     for _ in 0..3 {
         assert!(fixture.produce().await.unwrap());
     }
-    until("the synced end is stored", || {
-        stored_ends(&dir).of(KEY) == Some(3)
-    });
     drop(fixture);
-    flip(&dir, 1);
-    let refused = appended_after_boot(&dir, synced(), "second");
-    assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
+    // Also the last one, which nothing follows.
+    for number in [1, 2] {
+        flip(&dir, number);
+        let refused = appended_after_boot(&dir, synced(), "second");
+        assert!(matches!(refused, Err(LogError::Damaged(_))), "{refused:?}");
+        flip(&dir, number);
+    }
+}
+
+#[tokio::test]
+async fn a_partition_that_is_offline_is_not_searched_for_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
+    assert!(fixture.produce().await.unwrap());
+    assert!(fixture.partition.offset_at_time(0).unwrap().is_some());
+    faults::plan(dir.path(), Op::Sync, EIO, 1);
+    assert!(!fixture.produce().await.unwrap());
+    let found = fixture.partition.offset_at_time(0);
+    assert!(matches!(found, Err(ReadError::Offline)), "{found:?}");
+    let found = fixture.partition.largest_timestamp();
+    assert!(matches!(found, Err(ReadError::Offline)), "{found:?}");
+}
+
+#[tokio::test]
+async fn synced_ends_that_cannot_be_stored_are_retried_and_block_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
+    // A directory cannot be written as a file.
+    for name in ["synced-0", "synced-1"] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    for _ in 0..3 {
+        assert!(fixture.produce().await.unwrap());
+    }
+    assert_eq!(fixture.partition.condition(), Condition::Online);
+    for name in ["synced-0", "synced-1"] {
+        std::fs::remove_dir(dir.path().join(name)).unwrap();
+    }
+    until("the end is stored", || stored_ends(&dir).of(KEY) == Some(3));
 }

@@ -22,6 +22,7 @@ pub(super) enum Bug {
     RetrySync,
     OneEndsFile,
     EndBeforeSync,
+    AckBeforeEnd,
     AckLaterAppends,
     IgnoreFailedSync,
     ForgetEnds,
@@ -31,7 +32,7 @@ pub(super) enum Bug {
 }
 
 impl Bug {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::SkipSync,
         Self::SkipSyncOfClosed,
         Self::SkipDirSync,
@@ -42,6 +43,7 @@ impl Bug {
         Self::RetrySync,
         Self::OneEndsFile,
         Self::EndBeforeSync,
+        Self::AckBeforeEnd,
         Self::AckLaterAppends,
         Self::IgnoreFailedSync,
         Self::ForgetEnds,
@@ -62,6 +64,7 @@ impl Bug {
             Self::RetrySync => "A failed sync is retried",
             Self::OneEndsFile => "The synced ends are overwritten in place",
             Self::EndBeforeSync => "The synced end is recorded before the sync",
+            Self::AckBeforeEnd => "A sync is acknowledged before its end is stored",
             Self::AckLaterAppends => "A sync covers what was appended after it had begun",
             Self::IgnoreFailedSync => "A failed sync counts as a successful one",
             Self::ForgetEnds => "The synced ends are not read at a start",

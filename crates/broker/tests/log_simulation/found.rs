@@ -12,7 +12,7 @@ use waybill_wire::batch::made::batch;
 
 use super::super::partition::{Limits, Partition};
 use super::super::segment::{LogError, index_path, segment_path};
-use super::super::sync_threads::SyncQueue;
+use super::super::sync_threads::{FinishedSync, SyncQueue};
 use super::super::synced::SyncedEnds;
 use super::machine::{KEY, data_dir, log_dir};
 use crate::TopicConfig;
@@ -54,7 +54,12 @@ fn append(partition: &Arc<Partition>, timestamps: &[i64]) {
 fn sync(partition: &Arc<Partition>, disk: &SimulatedDisk) {
     let job = partition.begin_sync();
     let result = job.run(disk);
-    partition.end_sync(job, result);
+    let finished = FinishedSync {
+        partition: Arc::clone(partition),
+        job,
+        result,
+    };
+    partition.limits.syncs.end_round(vec![finished]);
 }
 
 /// Four synced segments of one record each.
@@ -205,8 +210,11 @@ fn an_index_whose_segment_a_power_loss_removed_does_not_count_for_a_new_one() {
 #[test]
 fn an_index_of_a_segment_that_was_removed_does_not_count_for_a_new_one() {
     let disk = SimulatedDisk::new(1);
-    let partition = segments(&disk);
+    let partition = open(&disk, config()).unwrap();
     partition.limits.syncs.ends.logs_are_open().unwrap();
+    for timestamp in 0..4 {
+        append(&partition, &[timestamp]);
+    }
     disk.restart(Loss::Process);
     // Indexes the closed segments.
     open(&disk, config()).unwrap();

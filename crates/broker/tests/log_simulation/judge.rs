@@ -70,8 +70,9 @@ pub(super) struct Entry {
 pub(super) struct Judge {
     /// By first offset. Those that were trimmed stay: a crash may bring them back.
     pub(super) entries: BTreeMap<i64, Entry>,
-    /// A batch whose append failed, so that it may be there or not.
-    pub(super) doubt: Option<(i64, Entry)>,
+    /// Batches whose append failed since the log was opened, and where they began: a crash may bring
+    /// back what was written of them.
+    pub(super) doubts: Vec<(i64, Entry)>,
     /// What is below survives everything but rot.
     pub(super) durable_end: i64,
     /// What is below survives until the machine loses power.
@@ -154,7 +155,7 @@ impl Judge {
                 ..
             } => {
                 // Where sectors are lost, the first bytes of a batch may be, which hold its offset.
-                let is_known = self.known(*next_offset).is_some() || self.is_holed;
+                let is_known = self.is_known(*next_offset) || self.is_holed;
                 if !is_known || !is_verified {
                     let what = format!("no valid batch follows at {next_offset}: {damage}");
                     return Err(broken(Rule::Refused, what));
@@ -193,7 +194,7 @@ impl Judge {
                 .map(|(_, entry)| entry.bytes.len() as u64)
                 .sum::<u64>()
         });
-        if self.known(offset).is_none()
+        if !self.is_known(offset)
             || before != Some(position)
             || segment.is_none_or(|segment| *path != segment_path(dir, segment))
         {
@@ -207,15 +208,27 @@ impl Judge {
         path.file_stem()?.to_str()?.parse().ok()
     }
 
-    fn known(&self, base: i64) -> Option<&Entry> {
-        let doubt = self.doubt.as_ref().filter(|(at, _)| *at == base);
-        self.entries.get(&base).or(doubt.map(|(_, entry)| entry))
+    fn is_known(&self, base: i64) -> bool {
+        self.entries.contains_key(&base) || self.doubts.iter().any(|(at, _)| *at == base)
     }
 
     /// Whether `batch`, read at `base`, is the one that was appended there.
     pub(super) fn is_right(&self, base: i64, batch: &[u8]) -> bool {
-        self.known(base)
-            .is_some_and(|entry| is_same(&entry.bytes, base, batch))
+        let entry = self.entries.get(&base);
+        entry.is_some_and(|entry| is_same(&entry.bytes, base, batch))
+    }
+
+    /// Takes a batch at `base` whose append failed for one that is there. Returns whether it may be:
+    /// nothing durable was there.
+    fn resolve_doubt(&mut self, base: i64, batch: &[u8]) -> bool {
+        let mut doubts = self.doubts.iter();
+        let found = doubts.find(|(at, entry)| *at == base && is_same(&entry.bytes, base, batch));
+        let Some((_, entry)) = found.filter(|_| base >= self.durable_end).cloned() else {
+            return false;
+        };
+        self.entries.split_off(&base);
+        self.entries.insert(base, entry);
+        true
     }
 
     /// A batch that was read.
@@ -280,15 +293,12 @@ impl Judge {
                 }
                 continue;
             };
-            if self.is_right(base, batch) {
-                if let Some((at, entry)) = self.doubt.take_if(|(at, _)| *at == base) {
-                    self.entries.insert(at, entry);
-                }
+            if self.is_right(base, batch) || self.resolve_doubt(base, batch) {
                 continue;
             }
             self.is_filler(base, batch, is_repaired)?;
         }
-        self.doubt = None;
+        self.doubts.clear();
         self.entries.split_off(&end);
         self.rotten.split_off(&end);
         if self.end() != end && end > start {
@@ -350,9 +360,9 @@ impl Judge {
             .entries
             .range(self.durable_end..)
             .map(|(_, entry)| entry);
-        let doubt = self.doubt.as_ref().map(|(_, entry)| entry);
+        let doubts = self.doubts.iter().map(|(_, entry)| entry);
         unsynced
-            .chain(doubt)
+            .chain(doubts)
             .any(|entry| is_same_but_moved(&entry.bytes, batch))
     }
 

@@ -15,7 +15,7 @@ use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
 use super::super::partition::{AppendError, Condition, Limits, Partition};
-use super::super::sync_threads::{Chores, SyncQueue};
+use super::super::sync_threads::{Chores, FinishedSync, SyncQueue};
 use super::super::synced::SyncedEnds;
 use super::super::syncing::SyncJob;
 use super::boots::Boots;
@@ -86,6 +86,10 @@ pub(super) struct Machine {
     timestamps: i64,
     ages: SegmentAges,
     failed_syncs: u64,
+    /// Whether the last attempt to store the record of synced ends failed.
+    is_record_late: bool,
+    /// Whether bits of the record flipped since it was last stored.
+    pub(super) is_record_lost: bool,
     /// Crashes that follow each other: after how many changes, and what is lost.
     pub(super) planned: VecDeque<(u64, Loss)>,
     /// What the next one loses.
@@ -116,6 +120,8 @@ impl Machine {
             timestamps: 0,
             ages: SegmentAges::default(),
             failed_syncs: 0,
+            is_record_late: false,
+            is_record_lost: false,
             planned: VecDeque::new(),
             next_loss: None,
             changes_at_crash: 0,
@@ -398,11 +404,9 @@ impl Machine {
                 let is_explained = self.disk.failures() > failures
                     || self.disk.has_crashed()
                     || partition.condition() != Condition::Online && !self.is_online();
-                if first.is_none() && !matches!(error, AppendError::Full) {
+                if first.is_none() {
                     entry.next = end + i64::from(header.last_offset_delta) + 1;
-                    if self.judge.doubt.is_none() {
-                        self.judge.doubt = Some((end, entry));
-                    }
+                    self.judge.doubts.push((end, entry));
                 }
                 match error {
                     AppendError::Full | AppendError::Offline { .. } if is_explained => Ok(false),
@@ -474,7 +478,16 @@ impl Machine {
                     job = partition.begin_sync();
                 }
                 let is_synced = result.is_ok();
-                partition.end_sync(job, result);
+                if bug == Some(Bug::AckBeforeEnd) {
+                    partition.end_sync(job, result);
+                } else {
+                    let finished = FinishedSync {
+                        partition,
+                        job,
+                        result,
+                    };
+                    self.store_record(|syncs| syncs.end_round(vec![finished]));
+                }
                 self.note(if is_synced { "synced" } else { "sync failed" });
                 return self.answer();
             }
@@ -522,7 +535,19 @@ impl Machine {
             self.judge.is_durable(shown);
         }
         self.acknowledged(acknowledged);
-        Ok(())
+        self.is_recorded(shown)
+    }
+
+    /// What is acknowledged or shown on a synced topic is recorded as synced, unless the record
+    /// could not be stored.
+    fn is_recorded(&self, shown: i64) -> Verdict {
+        let stored = self.judge.stored_end;
+        let is_excused = self.is_record_late || self.is_record_lost;
+        if self.config.flush_messages != Some(1) || is_excused || shown <= stored {
+            return Ok(());
+        }
+        let what = format!("{shown} is shown, but {stored} is recorded");
+        Err(broken(Rule::Ends, what))
     }
 
     /// The second thread does what is queued.
@@ -546,16 +571,18 @@ impl Machine {
     /// The log is open: from now on, damage in it has another cause than a power failure.
     pub(super) fn log_is_open(&mut self) {
         self.judge.has_rebooted = false;
-        self.store_record(|syncs| syncs.ends.logs_are_open().is_ok());
+        self.store_record(SyncQueue::logs_are_open);
     }
 
     /// Stores the record of synced ends.
-    fn store_record(&mut self, store: impl FnOnce(&SyncQueue) -> bool) {
+    pub(super) fn store_record(&mut self, store: impl FnOnce(&SyncQueue) -> bool) {
         let boot_id = self.disk.boot_id();
         self.boots.may_be_stored(boot_id.clone());
         let is_stored = store(&self.process().syncs);
         self.after_syncs();
         self.claims();
+        self.is_record_lost &= !is_stored;
+        self.is_record_late = !self.process().syncs.ends_are_stored();
         if is_stored && !self.disk.has_crashed() {
             self.judge.stored_end = self.process().syncs.ends.of(KEY).unwrap_or(0);
             self.boots.are_stored(boot_id);

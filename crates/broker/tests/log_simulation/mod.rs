@@ -40,7 +40,7 @@ const SEEN: [(&str, u64); 18] = [
     ("crash", 2),
     ("crash at a start", 5),
     ("reboot known", 2),
-    ("damage cut after a reboot", 300),
+    ("damage cut after a reboot", 1_000),
     ("failed start", 10),
     ("offline", 10),
     ("disk full", 5),

@@ -147,6 +147,7 @@ impl Machine {
             if path.to_string_lossy().contains("synced-") {
                 // What the other file holds is older.
                 self.judge.stored_end = 0;
+                self.is_record_lost = true;
                 self.boots.may_be_missed();
             }
         }
@@ -265,8 +266,14 @@ impl Machine {
     /// Opens a partition again whose disk was full at a sync.
     fn reopen(&mut self, partition: &Arc<Partition>) -> Verdict {
         let failures = self.disk.failures();
-        let reopened = partition.reopen();
-        self.after_syncs();
+        let mut outcome = None;
+        self.store_record(|syncs| {
+            let reopened = partition.reopen();
+            let are_stored = reopened.is_ok() && syncs.ends_are_stored();
+            outcome = Some(reopened);
+            are_stored
+        });
+        let reopened = outcome.expect("it was tried");
         let syncs = Arc::clone(&self.process().syncs);
         match reopened {
             _ if self.disk.has_crashed() => Ok(()),
