@@ -6,6 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use waybill_wire::batch::{self, BatchHeader, HEADER_BYTES};
@@ -126,13 +127,13 @@ impl Partition {
                 // It is below the end of the segment, so it must be there.
                 Err(cursor) => Err(cursor.damaged(cursor.position, cursor.offset)),
             })
-            .inspect_err(|error| self.note_damage(error))
+            .map_err(|error| self.checked_damage(error))
     }
 
     /// The offset and timestamp of the first record at or after `timestamp`, if there is one.
     pub(crate) fn offset_at_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
         self.find_time(timestamp)
-            .inspect_err(|error| self.note_damage(error))
+            .map_err(|error| self.checked_damage(error))
     }
 
     fn find_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
@@ -190,7 +191,7 @@ impl Partition {
     /// one has the timestamp, and the last one otherwise.
     pub(crate) fn largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
         self.find_largest_timestamp()
-            .inspect_err(|error| self.note_damage(error))
+            .map_err(|error| self.checked_damage(error))
     }
 
     fn find_largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
@@ -269,10 +270,18 @@ impl Partition {
             .collect()
     }
 
-    fn note_damage(&self, error: &ReadError) {
-        if let ReadError::Damaged(batch) = error {
-            self.report_damage(batch);
+    /// Reports damage, unless a failed sync explains it: until the log is opened again, the disk may
+    /// return other data than was written. What of that is lost was not synced.
+    fn checked_damage(&self, error: ReadError) -> ReadError {
+        let ReadError::Damaged(batch) = &error else {
+            return error;
+        };
+        let is_synced = batch.offset < self.synced_end.load(Ordering::Acquire);
+        if !is_synced && self.condition() != Condition::Online {
+            return ReadError::Offline;
         }
+        self.report_damage(batch);
+        error
     }
 
     /// Where to begin reading for `offset`.

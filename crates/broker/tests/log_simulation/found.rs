@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use waybill_disk::files::{Disk, Open};
@@ -10,14 +11,16 @@ use waybill_simulated_disk::{Loss, Op, SimulatedDisk};
 use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
-use super::super::partition::{Limits, Partition};
+use super::super::partition::{Condition, Limits, Partition};
+use super::super::read::ReadError;
 use super::super::segment::{LogError, index_path, segment_path};
-use super::super::sync_threads::{FinishedSync, SyncQueue};
+use super::super::sync_threads::{Chores, FinishedSync, SyncQueue};
 use super::super::synced::SyncedEnds;
 use super::machine::{KEY, data_dir, log_dir};
 use crate::TopicConfig;
 
 const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
 
 /// A segment for each batch of one record.
 fn config() -> TopicConfig {
@@ -169,6 +172,37 @@ fn a_batch_that_was_cut_off_does_not_return_behind_a_new_one() {
         disk.restart(Loss::Sectors(512));
         let end = open(&disk, unsynced).unwrap().high_watermark();
         assert!(end <= 50, "seed {seed}: {end}");
+    }
+}
+
+#[test]
+fn what_a_full_disk_did_not_sync_is_not_reported_as_damage() {
+    let unsynced = TopicConfig {
+        flush_messages: None,
+        ..config()
+    };
+    for seed in 0..20 {
+        let disk = SimulatedDisk::new(seed);
+        let partition = open(&disk, unsynced).unwrap();
+        for timestamp in 0..2 {
+            append(&partition, &[timestamp; 100]);
+        }
+        let syncs = &partition.limits.syncs;
+        let mut chores = Chores::new(Arc::clone(syncs));
+        disk.fail(Op::Sync, 0, ENOSPC);
+        for chore in syncs.take_chores(Some(Duration::ZERO)).unwrap() {
+            chores.perform(chore);
+        }
+        assert_eq!(partition.condition(), Condition::Full);
+        for _ in 0..20 {
+            disk.evict();
+        }
+        let found = partition.offset_at_time(0);
+        let is_right = matches!(found, Ok(Some((0, 0))) | Err(ReadError::Offline));
+        assert!(is_right, "seed {seed}: {found:?}");
+        let read = partition.read(0, 1 << 20, true, &mut BytesMut::new());
+        let is_right = matches!(read, Ok(_) | Err(ReadError::Offline));
+        assert!(is_right, "seed {seed}: {read:?}");
     }
 }
 

@@ -428,7 +428,7 @@ impl Machine {
                     .damaged(batch.offset, &batch.path, batch.position)?;
                 self.note("damage served as an error");
             }
-            Err(ReadError::Offline) if partition.condition() == Condition::Offline => {}
+            Err(ReadError::Offline) if partition.condition() != Condition::Online => {}
             Err(_) if self.disk.failures() > failures || self.disk.has_crashed() => {}
             Err(error) => return Err(broken(Rule::Failed, format!("read: {error:?}"))),
         }
