@@ -46,20 +46,6 @@ pub(crate) struct SyncQueue {
     has_store_failed: AtomicBool,
 }
 
-/// A sync of one partition, and its result.
-pub(super) struct FinishedSync {
-    pub(super) partition: Arc<Partition>,
-    pub(super) job: SyncJob,
-    pub(super) result: io::Result<()>,
-}
-
-impl FinishedSync {
-    /// Records how far the partition is synced now. Returns whether that is further than before.
-    fn note_end(&self) -> bool {
-        self.result.is_ok() && self.partition.note_end(&self.job)
-    }
-}
-
 /// The work of the second thread.
 pub(super) enum Chore {
     /// Index a closed segment.
@@ -113,16 +99,19 @@ impl SyncQueue {
         self.chores.take(patience)
     }
 
-    /// Ends a round of syncs: stores how far the partitions are synced, and only then wakes what
-    /// waits for that. Returns whether it has stored them, which it does if any has moved.
+    /// Ends a round of successful syncs: stores how far the partitions are synced, and only then
+    /// wakes what waits for that. Returns whether it has stored them, which it does if any has moved.
     ///
     /// If they cannot be stored, the synced records are acknowledged nevertheless, since they are
     /// durable.
-    pub(super) fn end_round(&self, round: Vec<FinishedSync>) -> bool {
-        let moved = round.iter().filter(|finished| finished.note_end()).count();
+    pub(super) fn end_round(&self, round: Vec<(Arc<Partition>, SyncJob)>) -> bool {
+        let moved = round
+            .iter()
+            .filter(|(partition, job)| partition.note_end(job))
+            .count();
         let are_stored = moved > 0 && self.store_ends();
-        for finished in round {
-            finished.partition.end_sync(finished.job, finished.result);
+        for (partition, job) in round {
+            partition.end_sync(job, Ok(()));
         }
         are_stored
     }
@@ -275,20 +264,20 @@ pub(crate) fn spawn_reporting_panics(
 
 fn sync_until_stopped(queue: &SyncQueue) {
     while let Some(partitions) = queue.take_unsynced(None) {
-        let round = partitions.into_iter().map(|partition| {
+        let mut round = Vec::with_capacity(partitions.len());
+        for partition in partitions {
             let job = partition.begin_sync();
             let started = Instant::now();
             let result = job.run(&*partition.limits.disk);
             queue.counters.syncs.fetch_add(1, Relaxed);
             let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             queue.counters.sync_micros.fetch_add(micros, Relaxed);
-            FinishedSync {
-                partition,
-                job,
-                result,
+            match result {
+                Ok(()) => round.push((partition, job)),
+                failed => partition.end_sync(job, failed),
             }
-        });
-        queue.end_round(round.collect());
+        }
+        queue.end_round(round);
     }
 }
 

@@ -14,7 +14,7 @@ use waybill_wire::batch::made::batch;
 use super::super::partition::{Condition, Limits, Partition};
 use super::super::read::ReadError;
 use super::super::segment::{LogError, index_path, segment_path};
-use super::super::sync_threads::{Chores, FinishedSync, SyncQueue};
+use super::super::sync_threads::{Chores, SyncQueue};
 use super::super::synced::SyncedEnds;
 use super::machine::{KEY, data_dir, log_dir};
 use crate::TopicConfig;
@@ -57,12 +57,9 @@ fn append(partition: &Arc<Partition>, timestamps: &[i64]) {
 fn sync(partition: &Arc<Partition>, disk: &SimulatedDisk) {
     let job = partition.begin_sync();
     let result = job.run(disk);
-    let finished = FinishedSync {
-        partition: Arc::clone(partition),
-        job,
-        result,
-    };
-    partition.limits.syncs.end_round(vec![finished]);
+    result.unwrap();
+    let round = vec![(Arc::clone(partition), job)];
+    partition.limits.syncs.end_round(round);
 }
 
 /// Four synced segments of one record each.

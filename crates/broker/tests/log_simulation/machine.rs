@@ -15,7 +15,7 @@ use waybill_wire::batch::BatchHeader;
 use waybill_wire::batch::made::batch;
 
 use super::super::partition::{AppendError, Condition, Limits, Partition};
-use super::super::sync_threads::{Chores, FinishedSync, SyncQueue};
+use super::super::sync_threads::{Chores, SyncQueue};
 use super::super::synced::SyncedEnds;
 use super::super::syncing::SyncJob;
 use super::boots::Boots;
@@ -478,21 +478,23 @@ impl Machine {
                     job = partition.begin_sync();
                 }
                 let is_synced = result.is_ok();
-                if bug == Some(Bug::AckBeforeEnd) {
+                if !is_synced || bug == Some(Bug::AckBeforeEnd) {
                     partition.end_sync(job, result);
                 } else {
-                    let finished = FinishedSync {
-                        partition,
-                        job,
-                        result,
-                    };
-                    self.store_record(|syncs| syncs.end_round(vec![finished]));
+                    self.store_record(|syncs| syncs.end_round(vec![(partition, job)]));
                 }
                 self.note(if is_synced { "synced" } else { "sync failed" });
                 return self.answer();
             }
         }
         Ok(())
+    }
+
+    /// Whether a sync has failed, which the partition learns next.
+    pub(super) fn has_unreported_failure(&mut self) -> bool {
+        let job = self.process().job.as_ref();
+        job.and_then(|(_, _, result)| result.as_ref())
+            .is_some_and(Result::is_err)
     }
 
     /// A failed sync may leave holes.

@@ -403,6 +403,7 @@ impl Machine {
         let failures = self.disk.failures();
         let mut out = BytesMut::new();
         match partition.read(offset, bytes_max, true, &mut out) {
+            Err(ReadError::Damaged(_)) if self.has_unreported_failure() => {}
             Ok(_) => {
                 let mut at = offset;
                 for (base, next, batch) in batches_of(&out.freeze())? {
@@ -458,6 +459,7 @@ impl Machine {
         });
         let failures = self.disk.failures();
         match partition.offset_at_time(timestamp) {
+            Err(ReadError::Damaged(_)) if self.has_unreported_failure() => Ok(()),
             Ok(found) if found.map(|(offset, _)| offset) == expected => Ok(()),
             Err(ReadError::Io(_)) if self.disk.failures() > failures => Ok(()),
             _ if self.disk.has_crashed() => Ok(()),
