@@ -370,7 +370,12 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
     let disk = system_disk();
-    let ends = SyncedEnds::load(Arc::clone(&disk), &path, boot_id());
+    let ends = SyncedEnds::load(Arc::clone(&disk), &path, boot_id()).map_err(|source| {
+        StartError::DataDir {
+            path: path.clone(),
+            source,
+        }
+    })?;
     let syncs = SyncQueue::new(Arc::clone(&counters), ends);
     let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(|source| StartError::DataDir {
         path: path.clone(),

@@ -428,7 +428,7 @@ mod tests {
     fn queue(directory: &std::path::Path) -> Arc<SyncQueue> {
         SyncQueue::new(
             Arc::default(),
-            SyncedEnds::load(crate::log::system_disk(), directory, None),
+            SyncedEnds::load(crate::log::system_disk(), directory, None).unwrap(),
         )
     }
 

@@ -67,9 +67,6 @@ struct Table {
     /// The newest file as it was read, which may be in memory only: an earlier process may have
     /// died before it was synced, or after that failed. `None` once it is surely on the disk.
     found: Option<Vec<u8>>,
-    /// Whether neither file could be read. Either may become readable again, with a higher number
-    /// and older ends.
-    are_unreadable: bool,
     /// Whether this process has made the names of the files durable.
     are_named: [bool; 2],
 }
@@ -82,39 +79,45 @@ struct Stored {
 }
 
 impl SyncedEnds {
-    /// Reads the record stored in `dir`; empty if nothing can be read. `boot_id` is the id of the
-    /// machine's present start, if it is known.
-    pub(crate) fn load(disk: Arc<dyn Disk>, dir: &Path, boot_id: Option<String>) -> Self {
-        let newest = newest(&*disk, dir);
-        let are_unreadable = newest.is_err();
-        let newest = newest.unwrap_or_else(|Unreadable| {
+    /// Reads the record stored in `dir`; empty if there is none, or only damaged ones. `boot_id` is
+    /// the id of the machine's present start, if it is known.
+    ///
+    /// # Errors
+    ///
+    /// The disk cannot read a file of the record, perhaps the newest one.
+    pub(crate) fn load(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        boot_id: Option<String>,
+    ) -> io::Result<Self> {
+        let Newest {
+            newest,
+            are_damaged,
+        } = newest(&*disk, dir)?;
+        if are_damaged {
             tracing::warn!(
                 path = %dir.display(),
-                "cannot read the synced ends of logs; log truncation goes undetected at this start"
+                "the record of the synced ends of logs is damaged; log truncation goes undetected at this start"
             );
-            None
-        });
+        }
         let before = newest
             .as_ref()
             .and_then(|(stored, _)| stored.boot_id.clone());
         let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id;
-        let mut table = Table {
-            are_unreadable,
-            ..Table::default()
-        };
+        let mut table = Table::default();
         if let Some((stored, bytes)) = newest {
             table.ends = stored.ends.into_iter().collect();
             table.number = stored.number;
             table.found = Some(bytes);
         }
-        Self {
+        Ok(Self {
             disk,
             dir: dir.to_owned(),
             table: Mutex::new(table),
             boot_id,
             boot_id_before: before,
             has_rebooted: AtomicBool::new(has_rebooted),
-        }
+        })
     }
 
     /// Whether the machine has booted since the record was stored, and no log was
@@ -154,18 +157,9 @@ impl SyncedEnds {
         locked(&self.table).ends.retain(|key, _| kept(key));
     }
 
-    /// Stores the recorded ends; durable when it returns. After an error the next call stores them.
+    /// Stores the recorded ends in the older file; durable when it returns. After an error the next call stores them.
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
-        if table.are_unreadable {
-            self.store_next(&mut table)?;
-            table.are_unreadable = false;
-        }
-        self.store_next(&mut table)
-    }
-
-    /// Stores them in the older file.
-    fn store_next(&self, table: &mut Table) -> io::Result<()> {
         let number = table.number + 1;
         // A start that fails may leave logs that it has not opened.
         let boot_id = match self.has_rebooted() {
@@ -188,10 +182,10 @@ impl SyncedEnds {
             let newest = table.number;
             self.write(newest, found)?;
             table.found = None;
-            self.name(table, newest)?;
+            self.name(&mut table, newest)?;
         }
         self.write(number, &bytes)?;
-        self.name(table, number)?;
+        self.name(&mut table, number)?;
         table.number = number;
         Ok(())
     }
@@ -221,23 +215,53 @@ fn slot(number: u64) -> usize {
     usize::from(number % 2 == 1)
 }
 
-/// Neither of the two files is whole. An interrupted write damages only one of them.
-#[derive(Debug)]
-struct Unreadable;
+/// What the two files hold.
+struct Newest {
+    /// The newest stored ends, and their file's content.
+    newest: Option<(Stored, Vec<u8>)>,
+    /// Whether both files are damaged. An interrupted write damages only one of them.
+    are_damaged: bool,
+}
 
-/// The newest stored ends in `dir`, if there are any, and their file's content.
-fn newest(disk: &dyn Disk, dir: &Path) -> Result<Option<(Stored, Vec<u8>)>, Unreadable> {
-    let files = NAMES.map(|name| disk.read(&dir.join(name)));
-    let is_missing = |file: &io::Result<Vec<u8>>| matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound);
-    let is_any_missing = files.iter().any(is_missing);
-    let decoded = files
-        .into_iter()
-        .filter_map(|file| file.ok().and_then(|bytes| Some((decode(&bytes)?, bytes))));
-    let newest = decoded.max_by_key(|(stored, _)| stored.number);
-    if newest.is_none() && !is_any_missing {
-        return Err(Unreadable);
+fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<Newest> {
+    let mut newest: Option<(Stored, Vec<u8>)> = None;
+    let mut are_damaged = true;
+    for name in NAMES {
+        let path = dir.join(name);
+        let bytes = match disk.read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                are_damaged = false;
+                continue;
+            }
+            Err(error) => return Err(unreadable(&path, &error)),
+        };
+        let Some(stored) = decode(&bytes) else {
+            continue;
+        };
+        are_damaged = false;
+        if newest
+            .as_ref()
+            .is_none_or(|(known, _)| known.number < stored.number)
+        {
+            newest = Some((stored, bytes));
+        }
     }
-    Ok(newest)
+    Ok(Newest {
+        newest,
+        are_damaged,
+    })
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!(
+            "cannot read {}, which says how far logs are synced: {error}. If this persists, remove the file: \
+             then the start uses an older record, and may not notice the loss of the newest records",
+            path.display()
+        ),
+    )
 }
 
 fn decode(bytes: &[u8]) -> Option<Stored> {
@@ -259,7 +283,7 @@ mod tests {
     use super::*;
 
     fn load(dir: &Path) -> SyncedEnds {
-        SyncedEnds::load(Arc::new(SystemDisk), dir, None)
+        SyncedEnds::load(Arc::new(SystemDisk), dir, None).unwrap()
     }
 
     #[test]
@@ -293,19 +317,26 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_files_are_distinguished_from_missing_files() {
+    fn damaged_files_are_distinguished_from_missing_and_unreadable_ones() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(None)));
+        let found = || newest(&SystemDisk, dir.path());
+        let is_empty = |found: Newest| found.newest.is_none() && !found.are_damaged;
+        assert!(is_empty(found().unwrap()));
         let ends = load(dir.path());
         ends.store().unwrap();
         // The first one was cut short, and there is no other yet.
         let first = dir.path().join(NAMES[1]);
         let whole = fs::read(&first).unwrap();
         fs::write(&first, &whole[..10]).unwrap();
-        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(None)));
+        assert!(is_empty(found().unwrap()));
         ends.store().unwrap();
-        assert!(matches!(newest(&SystemDisk, dir.path()), Ok(Some(_))));
-        fs::write(dir.path().join(NAMES[0]), b"").unwrap();
-        assert!(newest(&SystemDisk, dir.path()).is_err());
+        assert!(found().unwrap().newest.is_some());
+        let second = dir.path().join(NAMES[0]);
+        fs::write(&second, b"").unwrap();
+        assert!(found().unwrap().are_damaged);
+        fs::remove_file(&second).unwrap();
+        fs::create_dir(&second).unwrap();
+        let error = found().err().unwrap().to_string();
+        assert!(error.contains("synced-0"), "{error}");
     }
 }

@@ -46,12 +46,12 @@ fn log_dir(dir: &TempDir) -> PathBuf {
 }
 
 fn stored_ends(dir: &TempDir) -> SyncedEnds {
-    SyncedEnds::load(system_disk(), dir.path(), None)
+    SyncedEnds::load(system_disk(), dir.path(), None).unwrap()
 }
 
 /// The same, on a machine whose present start has this id.
 fn ends_after_boot(dir: &TempDir, boot: &str) -> SyncedEnds {
-    SyncedEnds::load(system_disk(), dir.path(), Some(boot.to_owned()))
+    SyncedEnds::load(system_disk(), dir.path(), Some(boot.to_owned())).unwrap()
 }
 
 impl Fixture {

@@ -20,7 +20,7 @@ fn open(dir: &Path) -> Topics {
         producers_max: 10,
         syncs: SyncQueue::new(
             Arc::new(Counters::default()),
-            SyncedEnds::load(system_disk(), dir, None),
+            SyncedEnds::load(system_disk(), dir, None).unwrap(),
         ),
         low_on_disk: Arc::default(),
     };
@@ -169,7 +169,7 @@ struct Fixture {
 impl Fixture {
     fn new(config: TopicConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let ends = SyncedEnds::load(system_disk(), dir.path(), None);
+        let ends = SyncedEnds::load(system_disk(), dir.path(), None).unwrap();
         let syncs = SyncQueue::new(Arc::new(Counters::default()), ends);
         let limits = Limits {
             disk: system_disk(),

@@ -89,6 +89,8 @@ pub(super) struct Judge {
     pub(super) log_start: i64,
     /// Whether unsynced data may be lost before other unsynced data.
     pub(super) is_holed: bool,
+    /// What a start may have cut off that was interrupted then, since the log was last opened.
+    cut_from: Option<i64>,
     /// The first offsets of batches with flipped bits.
     pub(super) rotten: BTreeSet<i64>,
 }
@@ -103,6 +105,13 @@ impl Judge {
     /// Something may have been lost: all that is not durable.
     pub(super) fn may_lose_unsynced(&mut self) {
         self.kept_end = self.durable_end;
+    }
+
+    /// The machine has booted, and a process knows that everything below `known_end` was synced. It
+    /// cuts off any damage beyond, also if that start is then interrupted.
+    pub(super) fn may_lose_damaged(&mut self, known_end: i64) {
+        let first = self.rotten.range(known_end..).next().copied();
+        self.cut_from = self.cut_from.into_iter().chain(first).min();
     }
 
     /// Everything below is durable now.
@@ -180,7 +189,7 @@ impl Judge {
             return Err(broken(Rule::Refused, what));
         }
         let is_rotten = self.rotten.contains(&offset);
-        if !(is_rotten || self.is_holed && offset >= self.durable_end) {
+        if !(is_rotten || self.may_be_cut(offset) || self.is_holed && offset >= self.durable_end) {
             let what = format!("nothing is damaged at {offset}: {damage}");
             return Err(broken(Rule::Refused, what));
         }
@@ -202,6 +211,11 @@ impl Judge {
             return Err(broken(Rule::Refused, what));
         }
         Ok(())
+    }
+
+    /// Whether an interrupted start may have cut off what is at `offset`.
+    pub(super) fn may_be_cut(&self, offset: i64) -> bool {
+        self.cut_from.is_some_and(|from| from <= offset)
     }
 
     fn segment_of(&self, path: &Path) -> Option<i64> {
@@ -299,8 +313,16 @@ impl Judge {
             self.is_filler(base, batch, is_repaired)?;
         }
         self.doubts.clear();
+        self.cut_from = None;
         self.entries.split_off(&end);
         self.rotten.split_off(&end);
+        if let Some((&base, last)) = self.entries.last_key_value()
+            && last.next > end
+            && start == end
+        {
+            // All is trimmed, and a repair has moved a batch to a lower offset.
+            self.dropped_trimmed(&(base..end));
+        }
         if self.end() != end && end > start {
             let what = format!("ends at {end}, within or after the batch before");
             return Err(broken(Rule::Sent, what));
@@ -326,7 +348,7 @@ impl Judge {
             return Ok(());
         }
         // So does any damage after a reboot, with what follows.
-        if self.has_rebooted && self.rotten.contains(&end) && end >= self.known_end {
+        if self.may_be_cut(end) {
             return Ok(());
         }
         let what = format!("ends at {end}, but must reach {}", self.kept_end);
@@ -374,8 +396,9 @@ impl Judge {
             .map_or(0, |last| last + 1);
         let is_empty = header.is_some_and(|header| header.records == 0);
         let mut replaced = self.entries.range(base..next);
-        let all_lost =
-            replaced.all(|(lost, _)| self.rotten.contains(lost) || *lost >= self.durable_end);
+        let all_lost = replaced.all(|(lost, _)| {
+            self.rotten.contains(lost) || *lost >= self.durable_end || self.may_be_cut(*lost)
+        });
         let is_misplaced = base >= self.durable_end && self.is_moved(batch);
         if !is_repaired || !(is_empty || is_misplaced) || !all_lost {
             return Err(broken(Rule::Sent, format!("another batch is at {base}")));

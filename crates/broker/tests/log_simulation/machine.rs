@@ -79,6 +79,9 @@ pub(super) struct Machine {
     pub(super) losses: &'static [Loss],
     /// The offsets that repairs have dropped since the log was last opened.
     pub(super) dropped: Vec<std::ops::Range<i64>>,
+    /// Whether a repair was interrupted, so that nobody knows which bytes a segment has for trimmed
+    /// batches. Then no more bits flip.
+    pub(super) is_repair_unsure: bool,
     /// Whether operations fail.
     pub(super) fails: bool,
     pub(super) producers: Vec<Producer>,
@@ -114,6 +117,7 @@ impl Machine {
             history: None,
             losses: &[Loss::Process],
             dropped: Vec::new(),
+            is_repair_unsure: false,
             fails: false,
             producers: Vec::new(),
             producers_begun: 0,
@@ -187,8 +191,8 @@ impl Machine {
         planned.unwrap_or_else(|| self.some_loss())
     }
 
-    /// Starts a process without opening the log.
-    pub(super) fn limits(&mut self) -> Result<Limits, Violation> {
+    /// Starts a process without opening the log. `None` if the disk fails.
+    pub(super) fn limits(&mut self) -> Result<Option<Limits>, Violation> {
         let disk: Arc<dyn Disk> = Arc::new(self.log_disk());
         let failures = self.disk.failures();
         let boot_id = match self.bug {
@@ -196,17 +200,17 @@ impl Machine {
             Some(Bug::TakeRestartForReboot) => Some(self.disk.changes_begun().to_string()),
             _ => self.disk.boot_id(),
         };
-        let ends = SyncedEnds::load(Arc::clone(&disk), data_dir(), boot_id);
+        let Ok(ends) = SyncedEnds::load(Arc::clone(&disk), data_dir(), boot_id) else {
+            if self.disk.failures() == failures && !self.disk.has_crashed() {
+                return Err(broken(Rule::Failed, "the record cannot be read"));
+            }
+            return Ok(None);
+        };
         if !self.disk.has_crashed() {
             let found = ends.of(KEY).unwrap_or(0);
             if found > self.judge.durable_end {
                 let what = format!("{found} is recorded, {} synced", self.judge.durable_end);
                 return Err(broken(Rule::Ends, what));
-            }
-            if self.disk.failures() > failures {
-                // An older record was read, or none.
-                self.judge.stored_end = 0;
-                self.boots.may_be_missed();
             }
             if found < self.judge.stored_end {
                 let what = format!("{found} is recorded, {} was stored", self.judge.stored_end);
@@ -218,6 +222,7 @@ impl Machine {
             self.judge.has_rebooted = ends.has_rebooted();
             if ends.has_rebooted() {
                 self.note("reboot known");
+                self.judge.may_lose_damaged(found);
                 if self.judge.is_holed {
                     // The log ends at the first hole, whatever was appended behind it.
                     self.judge.may_lose_unsynced();
@@ -225,15 +230,15 @@ impl Machine {
             }
             if self.bug == Some(Bug::StoreBootEarly) {
                 let early = SyncedEnds::load(Arc::clone(&disk), data_dir(), self.disk.boot_id());
-                let _ = early.logs_are_open();
+                let _ = early.and_then(|early| early.logs_are_open());
             }
         }
-        Ok(Limits {
+        Ok(Some(Limits {
             disk,
             producers_max: 1000,
             syncs: SyncQueue::new(Arc::default(), ends),
             low_on_disk: Arc::default(),
-        })
+        }))
     }
 
     /// The log was opened.

@@ -140,6 +140,9 @@ impl Machine {
     }
 
     fn rot(&mut self) {
+        if self.is_repair_unsure {
+            return;
+        }
         if let Some((path, position)) = self.disk.rot() {
             self.tell(|| format!("a bit flips at {position} of {}", path.display()));
             self.note("bit rot");
@@ -192,8 +195,10 @@ impl Machine {
         self.after_syncs();
         self.disk.restart(loss);
         match loss {
-            Loss::Process | Loss::Nothing => {}
-            Loss::Everything | Loss::Tail => self.judge.may_lose_unsynced(),
+            Loss::Process => {}
+            // The disk may have more of a file than was seen since a cut that could not be synced.
+            Loss::Nothing if self.disk.failed_syncs() == 0 => {}
+            Loss::Nothing | Loss::Everything | Loss::Tail => self.judge.may_lose_unsynced(),
             Loss::Sectors(_) => {
                 self.judge.may_lose_unsynced();
                 self.judge.is_holed = true;
@@ -216,7 +221,10 @@ impl Machine {
                 self.fail_soon();
             }
             let failures = self.disk.failures();
-            let limits = self.limits()?;
+            let Some(limits) = self.limits()? else {
+                self.note("failed start");
+                continue;
+            };
             let syncs = Arc::clone(&limits.syncs);
             let log_start = self.stored_log_start;
             let opened = self.open_partition(log_start, limits);
@@ -303,13 +311,16 @@ impl Machine {
     /// Repairs the log, if it is not interrupted.
     fn repair(&mut self) -> Verdict {
         let failures = self.disk.failures();
-        let limits = self.limits()?;
+        let Some(limits) = self.limits()? else {
+            return Ok(());
+        };
         let disk = self.log_disk();
         let aside = data_dir().join("aside");
         let repaired = Repair::plan(&disk, log_dir(), limits.syncs.ends.of(KEY)).and_then(|plan| {
             plan.apply(&disk, &aside)?;
             Ok(plan)
         });
+        self.is_repair_unsure |= self.disk.has_crashed() || repaired.is_err();
         match repaired {
             _ if self.disk.has_crashed() => Ok(()),
             Ok(plan) => {
@@ -373,13 +384,14 @@ impl Machine {
                 self.judge.dropped_trimmed(&offsets);
             }
         }
-        if self.judge.has_rebooted && self.judge.rotten.contains(&end) {
+        let is_damage_cut = self.judge.may_be_cut(end);
+        if is_damage_cut {
             self.note("damage cut after a reboot");
         }
         self.judge.opened((start, end), &batches, is_repaired)?;
         if end < end_before {
             self.note("unsynced tail lost");
-            if self.config.flush_messages != Some(1) || end < durable_before {
+            if self.config.flush_messages != Some(1) || end < durable_before || is_damage_cut {
                 // It was acknowledged: idempotent producers find a gap.
                 self.begin_producers();
             }
