@@ -40,7 +40,7 @@ pub(crate) struct SyncQueue {
     cause: OnceLock<String>,
     /// Wakes the task that opens partitions again.
     full: Notify,
-    /// Whether [`Chore::StoreEnds`] is queued or being retried.
+    /// Whether [`Chore::StoreEnds`] is queued.
     is_store_queued: AtomicBool,
     /// Whether the ends could not be stored at the last attempt.
     has_store_failed: AtomicBool,
@@ -326,7 +326,10 @@ impl Chores {
     pub(super) fn perform(&mut self, chore: Chore) {
         match chore {
             Chore::Close(closing) => self.close(closing),
-            Chore::StoreEnds => self.are_ends_unstored = true,
+            Chore::StoreEnds => {
+                self.queue.is_store_queued.store(false, SeqCst);
+                self.are_ends_unstored = true;
+            }
             Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
         }
     }
@@ -336,9 +339,9 @@ impl Chores {
         for closing in std::mem::take(&mut self.unindexed) {
             self.close(closing);
         }
-        if self.are_ends_unstored && self.queue.store_ends() {
-            self.are_ends_unstored = false;
-            self.queue.is_store_queued.store(false, SeqCst);
+        if std::mem::take(&mut self.are_ends_unstored) {
+            // Queues this chore again if it fails.
+            self.queue.store_ends();
         }
     }
 
