@@ -341,6 +341,10 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
     found.into_iter().collect()
 }
 
+/// Why a shard may have no owner.
+const OWNERLESS: &str =
+    "its scheduler is down, or has stopped or refused it; /readyz and the log of its process say why";
+
 /// Checks that every shard has a live owner. If no flag or setting names the process to ask, it may
 /// run elsewhere.
 pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
@@ -355,7 +359,7 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
             Some(owner) if view.silent => Some(Finding::bad(
                 LEASES,
                 format!(
-                    "the lease of {owner} on {place} has expired: check that a scheduler runs for it"
+                    "the lease of {owner} on {place} has expired: {OWNERLESS}"
                 ),
             )),
             Some(_) => None,
@@ -367,7 +371,7 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
             None => Some(Finding::bad(
                 LEASES,
                 format!(
-                    "{place} has no owner: it waits for {waits}; check that a scheduler runs for it"
+                    "{place} has no owner: it waits for {waits}; {OWNERLESS}"
                 ),
             )),
         }
