@@ -244,7 +244,6 @@ impl Topics {
         self.meta.put_topic(&name, &record).map_err(disk)?;
         let topic = topic_of(name, &record, partitions, bytes);
         self.put(Arc::clone(&topic));
-        tracing::info!(topic = %topic.name, partitions = topic.partitions.len(), "created a topic");
         Ok(topic)
     }
 

@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All conditions that must hold before the process is ready for traffic. Clones share one list.
+/// All conditions that must hold before the process is ready for traffic. Clones share one list. The
+/// log says when the process becomes ready, and when it ceases to be.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     conditions: Arc<Mutex<Vec<Stated>>>,
     warnings: Arc<Mutex<Vec<Warnings>>>,
+    /// Whether the process was ready when a condition last changed.
+    was_ready: Arc<AtomicBool>,
 }
 
 /// Returns the current warnings: problems that do not stop traffic.
@@ -86,6 +89,19 @@ impl Readiness {
             })
             .collect()
     }
+
+    /// Logs whether the process is ready, if that has changed.
+    fn log_change(&self) {
+        let missing = self.missing();
+        let is_ready = missing.is_empty();
+        if self.was_ready.swap(is_ready, Ordering::Relaxed) == is_ready {
+            return;
+        }
+        match is_ready {
+            true => tracing::info!("ready"),
+            false => tracing::info!(waits_for = missing.join("; "), "not ready"),
+        }
+    }
 }
 
 /// One condition of [`Readiness`]. It keeps its last value when it is dropped.
@@ -98,7 +114,9 @@ pub struct Condition {
 impl Condition {
     /// Sets whether it holds now. It may cease to, for example when a lease is lost.
     pub fn set(&self, holds: bool) {
-        self.stated.holds.store(holds, Ordering::Relaxed);
+        if self.stated.holds.swap(holds, Ordering::Relaxed) != holds {
+            self.among.log_change();
+        }
     }
 
     /// Sets why it does not become true without intervention; `None` clears the reason.
@@ -121,6 +139,8 @@ impl Condition {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         conditions.retain(|stated| !Arc::ptr_eq(&stated.holds, &self.stated.holds));
+        drop(conditions);
+        self.among.log_change();
     }
 }
 

@@ -89,8 +89,24 @@ pub(super) fn create(call: &Call, request: CreateTopicsRequest) -> CreateTopicsR
             .with_replication_factor(1)
             .with_configs(Some(configs.collect()))
     });
-    let topics = results.collect();
+    let topics: Vec<_> = results.collect();
+    if !request.validate_only {
+        log_created(&topics);
+    }
     CreateTopicsResponse::default().with_topics(topics)
+}
+
+/// One line for all topics of a request.
+fn log_created(results: &[CreatableTopicResult]) {
+    let created = results.iter().filter(|result| result.error_code == 0);
+    let names: Vec<&str> = created.map(|result| result.name.as_str()).collect();
+    if !names.is_empty() {
+        tracing::info!(
+            count = names.len(),
+            topics = names.join(", "),
+            "created topics"
+        );
+    }
 }
 
 fn may_change(call: &Call) -> Result<(), Refusal> {

@@ -200,7 +200,7 @@ fn follow<F>(
                 (true, false, Err(error)) => {
                     tracing::warn!(what, error, "unreachable; this process is not ready");
                 }
-                (false, true, Ok(())) => tracing::info!(what, "reachable again"),
+                (false, true, Ok(())) => tracing::info!(what, "reachable"),
                 (true | false, true | false, Ok(()) | Err(_)) => {}
             }
             tokio::select! {
