@@ -152,6 +152,12 @@ impl Topics {
             .map(|topic| (*topic.id.as_bytes(), topic.partitions.len()))
             .collect();
         let syncs = &registry.limits.syncs;
+        let mut opened = topics.values().flat_map(|topic| &topic.partitions);
+        if syncs.ends.is_new() && opened.any(|partition| partition.high_watermark() > 0) {
+            tracing::warn!(
+                "the record of the synced ends of logs is missing; log truncation goes undetected at this start"
+            );
+        }
         syncs.ends.retain(|(id, partition)| {
             ids.get(id).is_some_and(|&partitions| {
                 usize::try_from(*partition).is_ok_and(|partition| partition < partitions)

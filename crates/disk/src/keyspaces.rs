@@ -54,7 +54,7 @@ const EIO: i32 = 5;
 /// How much of the table files is verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// The parts that opening reads. Damaged entries are left to their readers.
+    /// All but the data blocks of larger files. Damaged entries are left to their readers.
     Opening,
     /// All of it.
     Whole,

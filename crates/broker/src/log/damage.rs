@@ -44,6 +44,17 @@ pub enum Damage {
         /// The end up to which the log was synced.
         synced_end: i64,
     },
+    /// The log has no file, although records in it were synced.
+    #[error(
+        "{} has no segment, but records up to offset {synced_end} were synced to disk",
+        path.display()
+    )]
+    Missing {
+        /// The log's directory.
+        path: PathBuf,
+        /// The end up to which the log was synced.
+        synced_end: i64,
+    },
 }
 
 /// A batch that was found to be damaged when it was read.

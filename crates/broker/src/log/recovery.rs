@@ -65,6 +65,12 @@ pub(super) fn recover(
         .map_err(LogError::of("cannot create", dir))?;
     let mut bases = list_segments(disk, dir).map_err(LogError::of("cannot list", dir))?;
     if bases.is_empty() {
+        if let Some(synced_end) = synced_end.filter(|end| *end > 0) {
+            return Err(LogError::Damaged(Damage::Missing {
+                path: dir.to_owned(),
+                synced_end,
+            }));
+        }
         bases.push(0);
     }
     let mut producers = Producers::default();

@@ -40,6 +40,8 @@ pub(crate) struct SyncedEnds {
     boot_id: Option<String>,
     /// That of the stored record.
     boot_id_before: Option<String>,
+    /// Whether no record was found.
+    is_new: bool,
     has_rebooted: AtomicBool,
 }
 
@@ -100,6 +102,7 @@ impl SyncedEnds {
                 "the record of the synced ends of logs is damaged; log truncation goes undetected at this start"
             );
         }
+        let is_new = newest.is_none() && !are_damaged;
         let before = newest
             .as_ref()
             .and_then(|(stored, _)| stored.boot_id.clone());
@@ -116,8 +119,14 @@ impl SyncedEnds {
             table: Mutex::new(table),
             boot_id,
             boot_id_before: before,
+            is_new,
             has_rebooted: AtomicBool::new(has_rebooted),
         })
+    }
+
+    /// Whether no record was found, so that nothing is known of logs that exist already.
+    pub(crate) fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// Whether the machine has booted since the record was stored, and no log was
@@ -237,6 +246,10 @@ fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<Newest> {
             Err(error) => return Err(unreadable(&path, &error)),
         };
         let Some(stored) = decode(&bytes) else {
+            tracing::warn!(
+                path = %path.display(),
+                "a file with the synced ends of logs is damaged, as after an interrupted write; using the other one"
+            );
             continue;
         };
         are_damaged = false;

@@ -459,6 +459,21 @@ async fn synced_damage_refuses_the_log_after_a_reboot_too() {
 }
 
 #[tokio::test]
+async fn a_log_without_its_files_refuses_the_start_and_stays_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = Fixture::open(&dir, synced()).unwrap();
+    assert!(fixture.produce().await.unwrap());
+    drop(fixture);
+    std::fs::remove_dir_all(log_dir(&dir)).unwrap();
+    let refused = Fixture::open(&dir, synced()).map(drop).unwrap_err();
+    let LogError::Damaged(Damage::Missing { synced_end: 1, .. }) = refused else {
+        panic!("{refused}");
+    };
+    // A good copy can be put in its place.
+    assert_eq!(std::fs::read_dir(log_dir(&dir)).unwrap().count(), 0);
+}
+
+#[tokio::test]
 async fn a_partition_that_is_offline_is_not_searched_for_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let fixture = Fixture::open(&dir, synced()).unwrap();

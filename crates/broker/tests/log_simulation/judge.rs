@@ -171,6 +171,12 @@ impl Judge {
                 }
                 (path, *position, *offset)
             }
+            Damage::Missing { .. } => {
+                return Err(broken(
+                    Rule::Refused,
+                    format!("no segment is lost: {damage}"),
+                ));
+            }
             Damage::Short {
                 path,
                 position,

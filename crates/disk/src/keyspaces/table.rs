@@ -1,4 +1,5 @@
-//! The files that hold entries: verifies the parts that opening reads, and restores them.
+//! The files that hold entries: verifies all but the data blocks of larger ones, and restores what a
+//! copy has.
 //!
 //! A file is an archive: data blocks first, then the sections that are needed to find them. A block
 //! in those is
@@ -20,8 +21,6 @@ use crate::{CheckError, at};
 
 /// Files of up to this length are copied whole, and verified whole.
 const SMALL_BYTES: u64 = 256 << 10;
-/// On the first levels, opening a file reads its index even if the index has only one part.
-const LEVELS_OF_INDEX: u8 = 2;
 /// On the first level, opening a file also reads its filter.
 const LEVELS_OF_FILTER: u8 = 1;
 const BLOCK_MAGIC: &[u8] = b"LSM\x03";
@@ -37,9 +36,10 @@ impl Table {
         if let Some(copy) = Copy::read(&self.copies.join(named.copy_name()))? {
             copy.restore(&path, named, &self.copies)?;
         }
-        // Damaged entries alone do not prevent opening.
+        // Damaged entries alone do not prevent opening, nor does a filter that is read later: it
+        // makes entries unreadable.
         let opens = match depth {
-            Depth::Opening => verify_index(&path, named.level)?,
+            Depth::Opening => verify_end(&path, named.level)?,
             Depth::Whole => verify(&path, named, depth)?,
         };
         opens.map_err(|_| damaged(&path, problem))
@@ -74,7 +74,7 @@ impl Table {
 /// A description of what is wrong with a file.
 type Verified = Result<(), String>;
 
-/// Verifies small files completely, and larger ones to the given `depth`.
+/// Verifies small files completely, and larger ones to the given `depth`: at least their end.
 fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, CheckError> {
     let len = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -83,19 +83,20 @@ fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, Chec
         metadata => metadata.map_err(at(path))?.len(),
     };
     if len > SMALL_BYTES && depth == Depth::Opening {
-        return verify_index(path, named.level);
+        return verify_end(path, u8::MIN);
     }
     let is_intact = read(path)?.is_some_and(|bytes| xxh3_128(&bytes) == named.checksum);
     // Prefer the more specific problem.
     Ok(match is_intact {
         true => Ok(()),
-        false => verify_index(path, u8::MIN)?
+        false => verify_end(path, u8::MIN)?
             .and_then(|()| Err("its checksum is not the one in its manifest".to_owned())),
     })
 }
 
-/// Verifies the parts that opening a file of this level reads.
-fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
+/// Verifies the end of a file after the data blocks: what opening a file of this level reads, and
+/// the index that finds the blocks. On level 0 that is all of it.
+fn verify_end(path: &Path, level: u8) -> Result<Verified, CheckError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Ok(Err("it is missing".to_owned()));
@@ -103,11 +104,11 @@ fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
         file => file.map_err(at(path))?,
     };
     let len = file.metadata().map_err(at(path))?.len();
-    Ok(index_start(len, level, |range| read_at(&file, range)).map(|_| ()))
+    Ok(end_start(len, level, |range| read_at(&file, range)).map(|_| ()))
 }
 
-/// Verifies the sections after the data blocks that opening reads. Returns where they begin.
-fn index_start(
+/// As [`verify_end`]. Returns where the sections after the data blocks begin.
+fn end_start(
     len: u64,
     level: u8,
     read: impl Fn(Range<u64>) -> io::Result<Vec<u8>>,
@@ -118,16 +119,13 @@ fn index_start(
             return Err("a section is missing".to_owned());
         }
     }
-    let is_partitioned = archive.section(b"index").is_some();
     let mut start = len;
     for (name, range) in &archive.sections {
         if name != b"data" {
             start = start.min(range.start);
         }
         let is_read = match &name[..] {
-            b"meta" | b"filter_tli" => true,
-            b"tli" => is_partitioned || level < LEVELS_OF_INDEX,
-            b"index" => level < LEVELS_OF_INDEX,
+            b"meta" | b"tli" | b"index" | b"filter_tli" => true,
             b"filter" => level < LEVELS_OF_FILTER,
             _ => false,
         };
@@ -180,7 +178,7 @@ impl Copy {
         let len = file.metadata()?.len();
         let start = match len <= SMALL_BYTES {
             true => 0,
-            false => match index_start(len, u8::MIN, |range| read_at(&file, range)) {
+            false => match end_start(len, u8::MIN, |range| read_at(&file, range)) {
                 Ok(start) => start,
                 Err(_) => return Ok(None),
             },
@@ -213,7 +211,7 @@ impl Copy {
         if start == 0 {
             return xxh3_128(&self.end) == named.checksum;
         }
-        let found = index_start(self.len, u8::MIN, |range| {
+        let found = end_start(self.len, u8::MIN, |range| {
             let from = range.start.checked_sub(start);
             let bytes = from
                 .zip(range.end.checked_sub(start))

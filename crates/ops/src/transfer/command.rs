@@ -65,9 +65,10 @@ impl ExportArgs {
             );
         }
         anyhow::ensure!(
-            exported.unreadable == 0,
-            "left out {}; the log names each",
-            counted(exported.unreadable, "unreadable row")
+            exported.unreadable == 0 && exported.damaged == 0,
+            "left out {}, and what {} of the store may hold; the log names each",
+            counted(exported.unreadable, "unreadable row"),
+            counted(exported.damaged, "damaged part")
         );
         Ok(())
     }

@@ -26,6 +26,8 @@ pub(super) struct Exported {
     pub(super) operations: u64,
     /// Unreadable rows, which were not written.
     pub(super) unreadable: u64,
+    /// Damaged parts of the store that were found, which may hold further operations.
+    pub(super) damaged: u64,
     /// Requests on the topic that no scheduler has consumed, so that they have no row; `None` if
     /// unknown.
     pub(super) waiting: Option<u64>,
@@ -59,9 +61,12 @@ pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Resu
         false => owned(shared, &layout).await?,
     };
     let (operations, unreadable) = write(&layout, rows, out).await?;
+    let damage = shared.damage();
+    let damaged = damage.parts.iter().filter(|part| part.table.is_some());
     Ok(Exported {
         operations,
         unreadable,
+        damaged: damaged.count() as u64 + damage.more,
         waiting,
         owned,
     })

@@ -8,11 +8,12 @@
 //! * Skipped entries are recorded, and logged once with the file that holds them.
 //!
 //! The key-value store does not report where a block ends, so [`Walk`] finds the end by trial: it
-//! halves the key space. Entries of other files between the same two keys are skipped as well.
+//! halves the key space. Between the same two keys it reads the other files one by one. Entries in
+//! memory are skipped there.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::ops::RangeInclusive;
+use std::ops::{RangeBounds, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -228,6 +229,33 @@ fn files(keyspace: &Keyspace, first: &[u8], last: &[u8]) -> Vec<String> {
     if damaged.is_empty() { others } else { damaged }
 }
 
+/// Visits every key between two keys in the files of a table whose entry can be read, deleted ones
+/// included. Each file is read alone, so that a damaged block hides nothing of the others. A key may
+/// come several times.
+pub(super) fn each_key_of_files(
+    table: &Keyspace,
+    span: impl RangeBounds<UserKey> + Clone + Send,
+    mut visit: impl FnMut(UserKey) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    for file in table.tree.current_version().iter_tables() {
+        // After a damaged block the iterator continues with the next one; after a damaged index it
+        // returns the same error for ever.
+        let mut blocks = 0..file.metadata.data_block_count;
+        for entry in file.range(span.clone()) {
+            match entry.map_err(Error::from) {
+                Ok(entry) => visit(entry.key.user_key)?,
+                Err(error) if cause(&error).is_some() => {
+                    if blocks.next().is_none() {
+                        break;
+                    }
+                }
+                Err(error) => return Err(failed("reading a damaged store")(error)),
+            }
+        }
+    }
+    Ok(())
+}
+
 /// In which order keys are walked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
@@ -337,6 +365,7 @@ impl Walk {
             self.before.push_back(key);
         }
         self.note(&begin, &end, cause);
+        self.before.extend(self.hidden(&begin, &end)?);
         let next = successor(&end);
         let is_any = next.is_some();
         self.first = next.unwrap_or(end);
@@ -365,11 +394,33 @@ impl Walk {
             let keys = self.keys(&readable, &self.last)?;
             self.before.extend(keys.into_iter().flatten().rev());
         }
-        self.before.extend(lowest);
         self.note(&begin, &end, cause);
+        let hidden = self.hidden(&begin, &end)?;
+        self.before.extend(hidden.into_iter().rev());
+        self.before.extend(lowest);
         let is_any = next.is_some();
         self.last = next.unwrap_or(begin);
         Ok(is_any)
+    }
+
+    /// The keys that damage between two keys hides, in order: other files have them.
+    fn hidden(&self, first: &[u8], last: &[u8]) -> Result<BTreeSet<UserKey>, StoreError> {
+        let mut hidden = BTreeSet::new();
+        if first > last {
+            return Ok(hidden);
+        }
+        let span = UserKey::from(first)..=UserKey::from(last);
+        each_key_of_files(&self.keyspace, span, |key| {
+            hidden.insert(key);
+            Ok(())
+        })?;
+        let mut kept = BTreeSet::new();
+        for key in hidden {
+            if self.alone(&key)?.is_some() {
+                kept.insert(key);
+            }
+        }
+        Ok(kept)
     }
 
     /// A key that can be read alone, though no range that ends with it can: the last one before a

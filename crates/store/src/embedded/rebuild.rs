@@ -71,14 +71,20 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     if making.exists() {
         fs::remove_dir_all(&making).map_err(io)?;
     }
-    let mut new = EmbeddedRestore::begin(&making)?;
-    let lost = copy(&old, &mut new)?;
-    new.finish()?;
+    tracing::info!(
+        store = %store.display(),
+        "rebuilding the damaged state store from its readable data, which takes as much space again"
+    );
+    let lost = write_new(&old, &making).inspect_err(|_| {
+        // What is half done takes space that the disk may need.
+        let _ = fs::remove_dir_all(&making);
+    })?;
     drop(old);
     let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
     let mut list = File::create(store.join(LOST)).map_err(io)?;
     list.write_all(ids.as_bytes())
         .and_then(|()| list.sync_all())
+        .and_then(|()| sync_dir(store))
         .map_err(io)?;
     fs::rename(&making, &made).map_err(io)?;
     take_place(store, &made).map_err(io)?;
@@ -126,6 +132,14 @@ fn has_damage(table: &Keyspace) -> bool {
     version
         .iter_tables()
         .any(|file| file.iter().any(|item| item.is_err()))
+}
+
+/// Copies the readable data to a new store. Returns as [`copy`] does.
+fn write_new(old: &Tables, making: &Path) -> Result<BTreeSet<OperationId>, StoreError> {
+    let mut new = EmbeddedRestore::begin(making)?;
+    let lost = copy(old, &mut new)?;
+    new.finish()?;
+    Ok(lost)
 }
 
 /// Copies the readable data. Returns the operations with parts that are marked as unreadable.
@@ -203,20 +217,10 @@ fn each_key(
         }
         return Ok(());
     }
-    for file in table.tree.current_version().iter_tables() {
-        // After an error the iterator continues with the next block.
-        for entry in file.iter() {
-            match entry.map_err(fjall::Error::from) {
-                Ok(entry) => visit(&entry.key.user_key)?,
-                Err(error) if damage::cause(&error).is_some() => {}
-                Err(error) => return Err(unreadable(error)),
-            }
-        }
-    }
-    Ok(())
+    damage::each_key_of_files(table, .., |key| visit(&key))
 }
 
-/// A value, or its absence; `None` if it is in a damaged block.
+/// A value, or its absence; `None` if it may be in a damaged block.
 fn read(
     snapshot: &Snapshot,
     table: &Keyspace,
@@ -224,9 +228,39 @@ fn read(
 ) -> Result<Option<Option<fjall::UserValue>>, StoreError> {
     match snapshot.get(table, key) {
         Ok(value) => Ok(Some(value)),
-        Err(error) if damage::cause(&error).is_some() => Ok(None),
+        Err(error) if damage::cause(&error).is_some() => read_in_files(table, key),
         Err(error) => Err(failed("reading a damaged store")(error)),
     }
+}
+
+/// As [`read`], of a key that is not in memory, without the files' filters.
+fn read_in_files(
+    table: &Keyspace,
+    key: &[u8],
+) -> Result<Option<Option<fjall::UserValue>>, StoreError> {
+    let mut newest: Option<(u64, Option<fjall::UserValue>)> = None;
+    for file in table.tree.current_version().iter_tables() {
+        let range = &file.metadata.key_range;
+        if key < &**range.min() || key > &**range.max() {
+            continue;
+        }
+        let mut versions = file.range(UserKey::from(key)..=UserKey::from(key));
+        let Some(found) = versions.next() else {
+            continue;
+        };
+        match found.map_err(fjall::Error::from) {
+            Ok(entry) => {
+                let is_newer = newest.as_ref().is_none_or(|(at, _)| *at < entry.key.seqno);
+                if is_newer {
+                    let is_deleted = entry.is_tombstone();
+                    newest = Some((entry.key.seqno, (!is_deleted).then_some(entry.value)));
+                }
+            }
+            Err(error) if damage::cause(&error).is_some() => return Ok(None),
+            Err(error) => return Err(failed("reading a damaged store")(error)),
+        }
+    }
+    Ok(Some(newest.and_then(|(_, value)| value)))
 }
 
 /// Replaces the old store with the complete new one. The old one is kept.

@@ -278,6 +278,10 @@ impl Tables {
         self: Arc<Self>,
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (now, wall) = (self.lasting.retention.now(), wall_clock());
+        // A damaged block hides rows in memory, but not those in other files.
+        if let Err(error) = self.state.rotate_memtable_and_wait() {
+            tracing::warn!(%error, "could not write out rows in memory before all are read");
+        }
         let snapshot = self.db.snapshot();
         let (first, last) = (
             keys::row(OperationId(uuid::Uuid::nil())),

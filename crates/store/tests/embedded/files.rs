@@ -327,6 +327,94 @@ async fn a_large_file_whose_end_is_damaged_is_restored_and_loses_no_more_than_it
     }
 }
 
+/// The large file with states of a sample, its length, and where what follows its data blocks begins.
+fn large_file(sample: &Sample) -> (PathBuf, usize, usize) {
+    let len = |path: &Path| usize::try_from(path.metadata().unwrap().len()).unwrap();
+    let in_sample = |file: &Path| len(&sample.dir.path().join(file));
+    let files = sample.files();
+    let states = files
+        .iter()
+        .filter(|file| file.starts_with("keyspaces/2/tables"));
+    let file = states.max_by_key(|file| in_sample(file)).unwrap();
+    // A copy has the length of the file, and then all after the data blocks.
+    let copies = files.iter().filter(|file| kind(file) == "copy");
+    let number = format!("{}-", file.file_name().unwrap().to_str().unwrap());
+    let table = file.iter().nth(1).unwrap();
+    let copy = copies
+        .filter(|copy| copy.iter().nth(1) == Some(table))
+        .find(|copy| {
+            copy.file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with(&number)
+        })
+        .unwrap();
+    let len = in_sample(file);
+    (file.clone(), len, len - (in_sample(copy) - 8))
+}
+
+fn flip(path: &Path, at: usize) {
+    let change = Change::Bit { byte: at, bit: 3 };
+    fs::write(path, change.apply(fs::read(path).unwrap())).unwrap();
+}
+
+#[tokio::test]
+async fn a_large_file_with_a_damaged_filter_or_index_loses_no_readable_row() {
+    const PLACES: usize = 25;
+    let sample = Sample::new(12_000).await;
+    let (file, len, end) = large_file(&sample);
+    let (mut refused, mut rebuilt) = (0, 0);
+    for place in 0..PLACES {
+        let at = end + (len - end) * place / PLACES + 40;
+        let change = Change::Bit { byte: at, bit: 3 };
+        let dir = sample.damaged(&file, true, &change);
+        let outcome = sample.outcome(dir.path(), &file).await;
+        assert_eq!(outcome, Outcome::Whole, "byte {at} of {len}");
+
+        // Without a copy, and with a damaged data block, which a rebuild leaves out.
+        let dir = temporary();
+        let path = dir.path().join("store");
+        fs::create_dir(&path).unwrap();
+        copy_dir(sample.dir.path(), &path);
+        fs::remove_dir_all(path.join("copies")).unwrap();
+        flip(&path.join(&file), at);
+        flip(&path.join(&file), len / 3);
+        File::create(path.join("rebuild")).unwrap();
+        match open(&path) {
+            Ok(store) => {
+                let read = store.get_many(sample.ids.clone()).await.unwrap();
+                let lost = read.iter().filter(|row| row.is_err()).count();
+                assert!((1..400).contains(&lost), "byte {at}: {lost} rows are lost");
+                assert!(read.iter().all(|row| *row != Ok(None)), "byte {at}");
+                rebuilt += 1;
+            }
+            Err(error) => {
+                assert!(matches!(error, StoreError::Damaged(_)), "{error:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(
+        refused > 0 && rebuilt > 0,
+        "{refused} refused, {rebuilt} rebuilt"
+    );
+}
+
+#[tokio::test]
+async fn a_walk_ends_although_an_index_is_damaged() {
+    let sample = Sample::new(12_000).await;
+    let (file, len, end) = large_file(&sample);
+    let store = open(sample.dir.path()).unwrap();
+    let path = sample.dir.path().join(&file);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[end..len].fill(0xff);
+    fs::write(&path, bytes).unwrap();
+    let read = store.rows().map(|row| row.unwrap()).filter(Result::is_ok);
+    assert!(read.count() < sample.ids.len());
+    assert!(!store.damage().is_empty());
+}
+
 /// The process was killed just after a flush.
 #[tokio::test]
 async fn old_copies_restore_no_old_rows() {
