@@ -88,6 +88,16 @@ pub enum StartError {
     },
 }
 
+impl StartError {
+    /// The error if the data directory cannot be used.
+    pub(crate) fn in_dir(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |source| Self::DataDir {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
 /// The disk failed: some partition is offline until the broker is started again.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the broker's disk failed: {cause}")]
@@ -370,17 +380,10 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
     let disk = system_disk();
-    let ends = SyncedEnds::load(Arc::clone(&disk), &path, boot_id()).map_err(|source| {
-        StartError::DataDir {
-            path: path.clone(),
-            source,
-        }
-    })?;
+    let failed = StartError::in_dir(&path);
+    let ends = SyncedEnds::load(Arc::clone(&disk), &path, boot_id()).map_err(failed)?;
     let syncs = SyncQueue::new(Arc::clone(&counters), ends);
-    let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(|source| StartError::DataDir {
-        path: path.clone(),
-        source,
-    })?;
+    let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(failed)?;
     let unreadable = |source: Box<dyn std::error::Error + Send + Sync>| StartError::Open {
         path: path.clone(),
         source,
@@ -432,10 +435,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
 
 /// Takes the data directory for this process. The lock ends with the returned file.
 pub(crate) fn lock(dir: &Path) -> Result<File, StartError> {
-    let failed = |source| StartError::DataDir {
-        path: dir.to_owned(),
-        source,
-    };
+    let failed = StartError::in_dir(dir);
     fs::create_dir_all(dir).map_err(failed)?;
     if let Some(parent) = dir.parent() {
         sync_dir(parent).map_err(failed)?;

@@ -78,12 +78,8 @@ pub fn repair_logs(
     };
     let meta = Meta::open(&data_dir.join("meta")).map_err(unreadable)?;
     let disk = system_disk();
-    let ends = SyncedEnds::load(Arc::clone(&disk), data_dir, boot_id()).map_err(|source| {
-        StartError::DataDir {
-            path: data_dir.to_owned(),
-            source,
-        }
-    })?;
+    let ends = SyncedEnds::load(Arc::clone(&disk), data_dir, boot_id());
+    let ends = ends.map_err(StartError::in_dir(data_dir))?;
     let logs = logs_dir(data_dir);
     let mut found = Vec::new();
     let mut is_known = topic.is_none() && partition.is_none();

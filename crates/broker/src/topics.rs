@@ -153,7 +153,7 @@ impl Topics {
             .collect();
         let syncs = &registry.limits.syncs;
         let mut opened = topics.values().flat_map(|topic| &topic.partitions);
-        if syncs.ends.is_new() && opened.any(|partition| partition.high_watermark() > 0) {
+        if syncs.ends.is_new && opened.any(|partition| partition.high_watermark() > 0) {
             tracing::warn!(
                 "the record of the synced ends of logs is missing; log truncation goes undetected at this start"
             );

@@ -327,8 +327,7 @@ impl Chores {
         match chore {
             Chore::Close(closing) => self.close(closing),
             Chore::StoreEnds => {
-                self.queue.is_store_queued.store(false, SeqCst);
-                self.are_ends_unstored = true;
+                self.are_ends_unstored = self.queue.is_store_queued.swap(false, SeqCst);
             }
             Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
         }

@@ -40,8 +40,8 @@ pub(crate) struct SyncedEnds {
     boot_id: Option<String>,
     /// That of the stored record.
     boot_id_before: Option<String>,
-    /// Whether no record was found.
-    is_new: bool,
+    /// Whether no record was found, so that nothing is known of logs that exist already.
+    pub(crate) is_new: bool,
     has_rebooted: AtomicBool,
 }
 
@@ -92,17 +92,15 @@ impl SyncedEnds {
         dir: &Path,
         boot_id: Option<String>,
     ) -> io::Result<Self> {
-        let Newest {
-            newest,
-            are_damaged,
-        } = newest(&*disk, dir)?;
-        if are_damaged {
-            tracing::warn!(
-                path = %dir.display(),
-                "the record of the synced ends of logs is damaged; log truncation goes undetected at this start"
-            );
+        let (newest, is_any_damaged) = newest(&*disk, dir)?;
+        if is_any_damaged {
+            let consequence = match &newest {
+                Some(_) => "using the older one, as after an interrupted write",
+                None => "log truncation goes undetected at this start",
+            };
+            tracing::warn!(path = %dir.display(), "a record of the synced ends of logs is damaged; {consequence}");
         }
-        let is_new = newest.is_none() && !are_damaged;
+        let is_new = newest.is_none() && !is_any_damaged;
         let before = newest
             .as_ref()
             .and_then(|(stored, _)| stored.boot_id.clone());
@@ -122,11 +120,6 @@ impl SyncedEnds {
             is_new,
             has_rebooted: AtomicBool::new(has_rebooted),
         })
-    }
-
-    /// Whether no record was found, so that nothing is known of logs that exist already.
-    pub(crate) fn is_new(&self) -> bool {
-        self.is_new
     }
 
     /// Whether the machine has booted since the record was stored, and no log was
@@ -224,57 +217,29 @@ fn slot(number: u64) -> usize {
     usize::from(number % 2 == 1)
 }
 
-/// What the two files hold.
-struct Newest {
-    /// The newest stored ends, and their file's content.
-    newest: Option<(Stored, Vec<u8>)>,
-    /// Whether both files are damaged. An interrupted write damages only one of them.
-    are_damaged: bool,
-}
-
-fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<Newest> {
-    let mut newest: Option<(Stored, Vec<u8>)> = None;
-    let mut are_damaged = true;
+/// The newest stored ends, and their file's content; and whether a file is damaged.
+fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<(Option<(Stored, Vec<u8>)>, bool)> {
+    let (mut found, mut is_any_damaged) = (Vec::new(), false);
     for name in NAMES {
         let path = dir.join(name);
-        let bytes = match disk.read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                are_damaged = false;
-                continue;
+        match disk.read(&path) {
+            Ok(bytes) => match decode(&bytes) {
+                Some(stored) => found.push((stored, bytes)),
+                None => is_any_damaged = true,
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let what = format!(
+                    "cannot read {}, which says how far logs are synced: {error}. If this persists, remove the file: \
+                     then the start uses an older record, and may not notice the loss of the newest records",
+                    path.display()
+                );
+                return Err(io::Error::new(error.kind(), what));
             }
-            Err(error) => return Err(unreadable(&path, &error)),
-        };
-        let Some(stored) = decode(&bytes) else {
-            tracing::warn!(
-                path = %path.display(),
-                "a file with the synced ends of logs is damaged, as after an interrupted write; using the other one"
-            );
-            continue;
-        };
-        are_damaged = false;
-        if newest
-            .as_ref()
-            .is_none_or(|(known, _)| known.number < stored.number)
-        {
-            newest = Some((stored, bytes));
         }
     }
-    Ok(Newest {
-        newest,
-        are_damaged,
-    })
-}
-
-fn unreadable(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(
-        error.kind(),
-        format!(
-            "cannot read {}, which says how far logs are synced: {error}. If this persists, remove the file: \
-             then the start uses an older record, and may not notice the loss of the newest records",
-            path.display()
-        ),
-    )
+    let newest = found.into_iter().max_by_key(|(stored, _)| stored.number);
+    Ok((newest, is_any_damaged))
 }
 
 fn decode(bytes: &[u8]) -> Option<Stored> {
@@ -332,21 +297,21 @@ mod tests {
     #[test]
     fn damaged_files_are_distinguished_from_missing_and_unreadable_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let found = || newest(&SystemDisk, dir.path());
-        let is_empty = |found: Newest| found.newest.is_none() && !found.are_damaged;
-        assert!(is_empty(found().unwrap()));
+        let found = || {
+            let found = newest(&SystemDisk, dir.path());
+            found.map(|(newest, is_any_damaged)| (newest.is_some(), is_any_damaged))
+        };
+        assert_eq!(found().unwrap(), (false, false));
         let ends = load(dir.path());
         ends.store().unwrap();
         // The first one was cut short, and there is no other yet.
         let first = dir.path().join(NAMES[1]);
         let whole = fs::read(&first).unwrap();
         fs::write(&first, &whole[..10]).unwrap();
-        assert!(is_empty(found().unwrap()));
+        assert_eq!(found().unwrap(), (false, true));
         ends.store().unwrap();
-        assert!(found().unwrap().newest.is_some());
+        assert_eq!(found().unwrap(), (true, true));
         let second = dir.path().join(NAMES[0]);
-        fs::write(&second, b"").unwrap();
-        assert!(found().unwrap().are_damaged);
         fs::remove_file(&second).unwrap();
         fs::create_dir(&second).unwrap();
         let error = found().err().unwrap().to_string();

@@ -466,9 +466,7 @@ async fn a_log_without_its_files_refuses_the_start_and_stays_empty() {
     drop(fixture);
     std::fs::remove_dir_all(log_dir(&dir)).unwrap();
     let refused = Fixture::open(&dir, synced()).map(drop).unwrap_err();
-    let LogError::Damaged(Damage::Missing { synced_end: 1, .. }) = refused else {
-        panic!("{refused}");
-    };
+    assert!(refused.to_string().contains("has no segment"), "{refused}");
     // A good copy can be put in its place.
     assert_eq!(std::fs::read_dir(log_dir(&dir)).unwrap().count(), 0);
 }
