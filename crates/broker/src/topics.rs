@@ -155,7 +155,7 @@ impl Topics {
         let mut opened = topics.values().flat_map(|topic| &topic.partitions);
         if syncs.ends.is_new && opened.any(|partition| partition.high_watermark() > 0) {
             tracing::warn!(
-                "the record of the synced ends of logs is missing; log truncation goes undetected at this start"
+                "nothing is stored about how far the logs are synced: this start cannot tell whether they lost records"
             );
         }
         syncs.ends.retain(|(id, partition)| {
@@ -306,6 +306,8 @@ impl Topics {
         }
         let id = *topic.id.as_bytes();
         self.limits.syncs.ends.retain(|(known, _)| *known != id);
+        // Before the files go: a start after a crash in between must not miss them.
+        self.limits.syncs.store_ends();
         // Log before list: no log is ever taken for that of another topic of the same name.
         let grave = self.graves.join(Uuid::new_v4().simple().to_string());
         match fs::rename(self.logs.join(name), &grave) {

@@ -13,7 +13,7 @@ pub struct Readiness {
     conditions: Arc<Mutex<Vec<Stated>>>,
     warnings: Arc<Mutex<Vec<Warnings>>>,
     /// Whether the process was ready when a condition last changed.
-    was_ready: Arc<AtomicBool>,
+    was_ready: Arc<Mutex<bool>>,
 }
 
 /// Returns the current warnings: problems that do not stop traffic.
@@ -48,6 +48,7 @@ impl Readiness {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(stated.clone());
+        self.log_change();
         Condition {
             stated,
             among: self.clone(),
@@ -90,17 +91,22 @@ impl Readiness {
             .collect()
     }
 
-    /// Logs whether the process is ready, if that has changed.
-    fn log_change(&self) {
+    /// Logs whether the process is ready, if that has changed. Returns whether it has.
+    fn log_change(&self) -> bool {
+        let mut was_ready = self
+            .was_ready
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let missing = self.missing();
         let is_ready = missing.is_empty();
-        if self.was_ready.swap(is_ready, Ordering::Relaxed) == is_ready {
-            return;
+        if std::mem::replace(&mut *was_ready, is_ready) == is_ready {
+            return false;
         }
         match is_ready {
             true => tracing::info!("ready"),
             false => tracing::info!(waits_for = missing.join("; "), "not ready"),
         }
+        true
     }
 }
 
@@ -262,6 +268,23 @@ mod tests {
         assert!(readiness.missing().is_empty());
         lease.set(false);
         assert_eq!(readiness.missing(), ["lease of partition 0"]);
+    }
+
+    #[test]
+    fn each_change_of_readiness_is_logged_once() {
+        let readiness = Readiness::default();
+        let was_ready = || *readiness.was_ready.lock().unwrap();
+        let first = readiness.expect("lease of partition 0");
+        assert!(!was_ready());
+        first.set(true);
+        assert!(was_ready());
+        let second = readiness.expect("lease of partition 1");
+        assert!(!was_ready());
+        second.withdraw();
+        assert!(was_ready());
+        first.set(false);
+        assert!(!was_ready());
+        assert!(!readiness.log_change(), "it is logged");
     }
 
     #[test]

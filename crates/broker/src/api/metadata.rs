@@ -59,7 +59,8 @@ pub(super) fn metadata(
                 .topics
                 .create(&name, partitions, config.topic_defaults)
             {
-                Ok(_) | Err(TopicError::Exists) => {}
+                Ok(_) => tracing::info!(topic = %*name, "created a topic that a client asked for"),
+                Err(TopicError::Exists) => {}
                 Err(error) => tracing::warn!(%error, topic = %*name, "could not create a topic"),
             }
         }

@@ -44,9 +44,9 @@ pub enum Damage {
         /// The end up to which the log was synced.
         synced_end: i64,
     },
-    /// The log has no file, although records in it were synced.
+    /// The log has no segment files, although records of it were synced.
     #[error(
-        "{} has no segment, but records up to offset {synced_end} were synced to disk",
+        "{} has no segment files, but records below offset {synced_end} were synced to disk",
         path.display()
     )]
     Missing {

@@ -73,7 +73,8 @@ impl BatchCursor {
 }
 
 impl Partition {
-    /// Refuses to read where the disk may return other data than was written.
+    /// Refuses to read a partition that is offline or deleted. A full one is read; see
+    /// [`Self::report_if_damaged`].
     fn check_condition(&self) -> Result<(), ReadError> {
         match self.condition() {
             Condition::Online | Condition::Full => Ok(()),
@@ -127,13 +128,13 @@ impl Partition {
                 // It is below the end of the segment, so it must be there.
                 Err(cursor) => Err(cursor.damaged(cursor.position, cursor.offset)),
             })
-            .map_err(|error| self.checked_damage(error))
+            .map_err(|error| self.report_if_damaged(error))
     }
 
     /// The offset and timestamp of the first record at or after `timestamp`, if there is one.
     pub(crate) fn offset_at_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
         self.find_time(timestamp)
-            .map_err(|error| self.checked_damage(error))
+            .map_err(|error| self.report_if_damaged(error))
     }
 
     fn find_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
@@ -191,7 +192,7 @@ impl Partition {
     /// one has the timestamp, and the last one otherwise.
     pub(crate) fn largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
         self.find_largest_timestamp()
-            .map_err(|error| self.checked_damage(error))
+            .map_err(|error| self.report_if_damaged(error))
     }
 
     fn find_largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
@@ -270,15 +271,16 @@ impl Partition {
             .collect()
     }
 
-    /// Reports damage, unless a failed sync explains it: until the log is opened again, the disk may
-    /// return other data than was written. What of that is lost was not synced.
-    fn checked_damage(&self, error: ReadError) -> ReadError {
+    /// Reports a damaged batch. An unsynced one of a partition that is out of service is not
+    /// reported: a failed sync may have lost it. (Until the partition learns of the failure, within
+    /// microseconds, it is.)
+    fn report_if_damaged(&self, error: ReadError) -> ReadError {
         let ReadError::Damaged(batch) = &error else {
             return error;
         };
         let is_synced = batch.offset < self.synced_end.load(Ordering::Acquire);
         if !is_synced && self.condition() != Condition::Online {
-            return ReadError::Offline;
+            return self.check_condition().err().unwrap_or(ReadError::Offline);
         }
         self.report_damage(batch);
         error

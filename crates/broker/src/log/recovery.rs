@@ -19,9 +19,10 @@
 //!   taken as synced. So a start removes all indexes but those of closed segments.
 //! * **A start needs no space.** Anything that a full disk cannot take is optional.
 //!
-//! Not detected: a damaged batch of a closed segment with an index, until it is read; damage of
-//! another cause behind the synced end, if the machine has booted since. On a synced topic nothing
-//! there was acknowledged.
+//! Not detected: a damaged batch of a closed segment with an index, until it is read; lost records
+//! whose synced end could not be stored, or is damaged or missing as well (see
+//! [`synced`](super::synced)); damage of another cause behind the synced end, if the machine has
+//! booted since. On a synced topic, nothing behind a stored synced end was acknowledged.
 
 use std::collections::VecDeque;
 use std::io;

@@ -65,10 +65,11 @@ impl Partition {
             Arc::clone(&self.topic_bytes),
             self.limits.clone(),
         );
-        match &opened {
-            // Its records are visible from now on, as after a sync.
-            Ok(_) => _ = self.limits.syncs.store_ends(),
-            Err(_) => _ = self.topic_bytes.fetch_add(bytes, Ordering::Relaxed),
+        if opened.is_ok() {
+            // Its records become visible, so their end is stored first.
+            self.limits.syncs.store_ends();
+        } else {
+            self.topic_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         opened
     }

@@ -50,7 +50,7 @@ pub(crate) struct SyncQueue {
 pub(super) enum Chore {
     /// Index a closed segment.
     Close(Closing),
-    /// Store the recorded synced ends, which has failed.
+    /// Retry storing the synced ends.
     StoreEnds,
     /// Start write-back of bytes that no sync waits for.
     WriteBack(Unwritten),
@@ -105,11 +105,11 @@ impl SyncQueue {
     /// If they cannot be stored, the synced records are acknowledged nevertheless, since they are
     /// durable.
     pub(super) fn end_round(&self, round: Vec<(Arc<Partition>, SyncJob)>) -> bool {
-        let moved = round
-            .iter()
-            .filter(|(partition, job)| partition.note_end(job))
-            .count();
-        let are_stored = moved > 0 && self.store_ends();
+        let mut has_moved = false;
+        for (partition, job) in &round {
+            has_moved |= partition.note_end(job);
+        }
+        let are_stored = has_moved && self.store_ends();
         for (partition, job) in round {
             partition.end_sync(job, Ok(()));
         }
@@ -117,8 +117,8 @@ impl SyncQueue {
     }
 
     /// Stores how far partitions are synced. Returns whether it succeeded; if not, the second
-    /// thread retries. Without it, a start only reads and writes more, and may not notice that
-    /// synced records are lost.
+    /// thread retries. Until then a start reads and rewrites more, and may not notice that synced
+    /// records are lost.
     pub(crate) fn store_ends(&self) -> bool {
         self.are_stored(self.ends.store())
     }
@@ -139,9 +139,11 @@ impl SyncQueue {
         match &stored {
             Err(error) if !had_failed => tracing::error!(
                 %error,
-                "cannot store the synced ends of logs; retrying. If logs lose synced records now, the next start may not notice"
+                "could not store how far the logs are synced; until this succeeds, a start may not notice that they lost records. Check the disk"
             ),
-            Ok(()) if had_failed => tracing::info!("the synced ends of logs are stored again"),
+            Ok(()) if had_failed => {
+                tracing::info!("stored how far the logs are synced, after an earlier failure")
+            }
             _ => {}
         }
         if stored.is_err() && !self.is_store_queued.swap(true, SeqCst) {
@@ -327,7 +329,8 @@ impl Chores {
         match chore {
             Chore::Close(closing) => self.close(closing),
             Chore::StoreEnds => {
-                self.are_ends_unstored = self.queue.is_store_queued.swap(false, SeqCst);
+                self.queue.is_store_queued.store(false, SeqCst);
+                self.are_ends_unstored = true;
             }
             Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
         }

@@ -3,7 +3,7 @@
 //! What must hold:
 //!
 //! * **It never leads.** An end is recorded after its sync has succeeded.
-//! * **It never lags behind what waited for a sync.** It is stored before anything below it is
+//! * **It never lags behind what was acknowledged.** It is stored before anything below it is
 //!   acknowledged or visible on a topic that is synced. So a start notices if a log has lost any
 //!   such record, wherever, and after any restart of the machine. The exception: a disk that cannot
 //!   write this record, which is logged and retried.
@@ -93,12 +93,16 @@ impl SyncedEnds {
         boot_id: Option<String>,
     ) -> io::Result<Self> {
         let (newest, is_any_damaged) = newest(&*disk, dir)?;
-        if is_any_damaged {
-            let consequence = match &newest {
-                Some(_) => "using the older one, as after an interrupted write",
-                None => "log truncation goes undetected at this start",
-            };
-            tracing::warn!(path = %dir.display(), "a record of the synced ends of logs is damaged; {consequence}");
+        match (&newest, is_any_damaged) {
+            (Some(_), true) => tracing::warn!(
+                path = %dir.display(),
+                "a file of the synced ends of logs is damaged, as after an interrupted write; using the other one"
+            ),
+            (None, true) => tracing::warn!(
+                path = %dir.display(),
+                "no file of the synced ends of logs is intact: this start cannot tell whether they lost records; check the disk"
+            ),
+            (_, false) => {}
         }
         let is_new = newest.is_none() && !is_any_damaged;
         let before = newest
@@ -159,7 +163,8 @@ impl SyncedEnds {
         locked(&self.table).ends.retain(|key, _| kept(key));
     }
 
-    /// Stores the recorded ends in the older file; durable when it returns. After an error the next call stores them.
+    /// Stores the recorded ends in the older of the two files; durable when it returns. After an
+    /// error, call it again.
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
         let number = table.number + 1;
@@ -217,8 +222,11 @@ fn slot(number: u64) -> usize {
     usize::from(number % 2 == 1)
 }
 
-/// The newest stored ends, and their file's content; and whether a file is damaged.
-fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<(Option<(Stored, Vec<u8>)>, bool)> {
+/// Stored ends, and their file's content.
+type Read = (Stored, Vec<u8>);
+
+/// The newest stored ends, and whether a file is damaged.
+fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<(Option<Read>, bool)> {
     let (mut found, mut is_any_damaged) = (Vec::new(), false);
     for name in NAMES {
         let path = dir.join(name);
@@ -230,8 +238,9 @@ fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<(Option<(Stored, Vec<u8>)>,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let what = format!(
-                    "cannot read {}, which says how far logs are synced: {error}. If this persists, remove the file: \
-                     then the start uses an older record, and may not notice the loss of the newest records",
+                    "cannot read {}, which stores how far each log is synced: {error}. Check the disk and start again. \
+                     If the file stays unreadable, move it away: the start then uses the older file, and may not \
+                     notice that a log lost its newest records",
                     path.display()
                 );
                 return Err(io::Error::new(error.kind(), what));

@@ -158,7 +158,11 @@ impl Partition {
             return false;
         }
         let before = self.synced_end.fetch_max(job.up_to, Ordering::AcqRel);
-        self.limits.syncs.ends.note(self.key(), job.up_to);
+        let ends = &self.limits.syncs.ends;
+        ends.note(self.key(), job.up_to);
+        if self.condition() == Condition::Deleted {
+            ends.retain(|key| *key != self.key());
+        }
         before < job.up_to
     }
 
@@ -197,7 +201,14 @@ impl Partition {
                 NotClosed::Failed
             })?;
             closing.is_synced = true;
-            locked(&self.log).closing_unsynced -= 1;
+            let mut log = locked(&self.log);
+            log.closing_unsynced -= 1;
+            let is_last = log.closing_unsynced == 0 && log.config.flush_messages.is_some();
+            drop(log);
+            if is_last {
+                // Since the topic became a synced one, nothing of it could be recorded.
+                closing.partition.ask_for_sync();
+            }
         }
         let stored = IndexFile::encode(index, producers).and_then(|encoded| {
             // Under the lock, so that retention does not delete the segment in between.

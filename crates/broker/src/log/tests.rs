@@ -466,7 +466,10 @@ async fn a_log_without_its_files_refuses_the_start_and_stays_empty() {
     drop(fixture);
     std::fs::remove_dir_all(log_dir(&dir)).unwrap();
     let refused = Fixture::open(&dir, synced()).map(drop).unwrap_err();
-    assert!(refused.to_string().contains("has no segment"), "{refused}");
+    assert!(
+        refused.to_string().contains("has no segment files"),
+        "{refused}"
+    );
     // A good copy can be put in its place.
     assert_eq!(std::fs::read_dir(log_dir(&dir)).unwrap().count(), 0);
 }
@@ -497,8 +500,10 @@ async fn synced_ends_that_cannot_be_stored_are_retried_and_block_nothing() {
         assert!(fixture.produce().await.unwrap());
     }
     assert_eq!(fixture.partition.condition(), Condition::Online);
+    assert!(!fixture.syncs.ends_are_stored());
     for name in ["synced-0", "synced-1"] {
         std::fs::remove_dir(dir.path().join(name)).unwrap();
     }
     until("the end is stored", || stored_ends(&dir).of(KEY) == Some(3));
+    until("that is noticed", || fixture.syncs.ends_are_stored());
 }

@@ -158,6 +158,25 @@ const EIO: i32 = 5;
 /// Longer than anything here takes; only a failing test waits for it.
 const BOUND: Duration = Duration::from_secs(60);
 
+#[tokio::test]
+async fn a_start_after_a_crash_within_a_deletion_misses_no_files() {
+    let synced = TopicConfig {
+        flush_messages: Some(1),
+        ..TopicConfig::default()
+    };
+    let fixture = Fixture::new(synced);
+    let sync_to = fixture.append(0).unwrap().sync_to.unwrap();
+    assert!(fixture.partition().synced(sync_to).await);
+    let record = fixture.topics.meta.topics().unwrap().pop().unwrap().1;
+    fixture.topics.delete("t").unwrap();
+    // As if the process had died before the metadata changed.
+    fixture.topics.meta.put_topic("t", &record).unwrap();
+    let dir = fixture.dir;
+    drop((fixture.topics, fixture.syncs, fixture._threads));
+    let topics = open(dir.path());
+    assert_eq!(topics.get("t").unwrap().partitions[0].high_watermark(), 0);
+}
+
 /// One topic `t` of one partition, with the threads that sync it.
 struct Fixture {
     dir: tempfile::TempDir,

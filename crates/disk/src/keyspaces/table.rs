@@ -1,5 +1,5 @@
-//! The files that hold entries: verifies all but the data blocks of larger ones, and restores what a
-//! copy has.
+//! The files that hold entries: verifies all of a small file, and everything but the data blocks of a
+//! larger one; restores what a copy covers.
 //!
 //! A file is an archive: data blocks first, then the sections that are needed to find them. A block
 //! in those is
@@ -21,8 +21,8 @@ use crate::{CheckError, at};
 
 /// Files of up to this length are copied whole, and verified whole.
 const SMALL_BYTES: u64 = 256 << 10;
-/// On the first level, opening a file also reads its filter.
-const LEVELS_OF_FILTER: u8 = 1;
+/// On this level, opening a file also reads its filter.
+const FIRST_LEVEL: u8 = 0;
 const BLOCK_MAGIC: &[u8] = b"LSM\x03";
 const HEADER_BYTES: usize = 4 + 1 + 16 + 4 + 4 + 4;
 
@@ -42,7 +42,17 @@ impl Table {
             Depth::Opening => verify_end(&path, named.level)?,
             Depth::Whole => verify(&path, named, depth)?,
         };
-        opens.map_err(|_| damaged(&path, problem))
+        if opens.is_err() {
+            return Err(damaged(&path, problem));
+        }
+        if let Err(problem) = verify(&path, named, depth)? {
+            tracing::error!(
+                file = %path.display(),
+                problem,
+                "a damaged file of the key-value store has no usable copy: some of its entries cannot be read"
+            );
+        }
+        Ok(())
     }
 
     pub(super) fn copy_file(&self, named: &TableFile, verify: bool) -> Result<(), CheckError> {
@@ -83,19 +93,18 @@ fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, Chec
         metadata => metadata.map_err(at(path))?.len(),
     };
     if len > SMALL_BYTES && depth == Depth::Opening {
-        return verify_end(path, u8::MIN);
+        return verify_end(path, FIRST_LEVEL);
     }
     let is_intact = read(path)?.is_some_and(|bytes| xxh3_128(&bytes) == named.checksum);
     // Prefer the more specific problem.
     Ok(match is_intact {
         true => Ok(()),
-        false => verify_end(path, u8::MIN)?
+        false => verify_end(path, FIRST_LEVEL)?
             .and_then(|()| Err("its checksum is not the one in its manifest".to_owned())),
     })
 }
 
-/// Verifies the end of a file after the data blocks: what opening a file of this level reads, and
-/// the index that finds the blocks. On level 0 that is all of it.
+/// Verifies what follows the data blocks: all but the filter, and on the first level the filter, too.
 fn verify_end(path: &Path, level: u8) -> Result<Verified, CheckError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -104,11 +113,11 @@ fn verify_end(path: &Path, level: u8) -> Result<Verified, CheckError> {
         file => file.map_err(at(path))?,
     };
     let len = file.metadata().map_err(at(path))?.len();
-    Ok(end_start(len, level, |range| read_at(&file, range)).map(|_| ()))
+    Ok(verify_sections(len, level, |range| read_at(&file, range)).map(|_| ()))
 }
 
 /// As [`verify_end`]. Returns where the sections after the data blocks begin.
-fn end_start(
+fn verify_sections(
     len: u64,
     level: u8,
     read: impl Fn(Range<u64>) -> io::Result<Vec<u8>>,
@@ -126,7 +135,7 @@ fn end_start(
         }
         let is_read = match &name[..] {
             b"meta" | b"tli" | b"index" | b"filter_tli" => true,
-            b"filter" => level < LEVELS_OF_FILTER,
+            b"filter" => level == FIRST_LEVEL,
             _ => false,
         };
         if is_read {
@@ -178,7 +187,7 @@ impl Copy {
         let len = file.metadata()?.len();
         let start = match len <= SMALL_BYTES {
             true => 0,
-            false => match end_start(len, u8::MIN, |range| read_at(&file, range)) {
+            false => match verify_sections(len, FIRST_LEVEL, |range| read_at(&file, range)) {
                 Ok(start) => start,
                 Err(_) => return Ok(None),
             },
@@ -211,7 +220,7 @@ impl Copy {
         if start == 0 {
             return xxh3_128(&self.end) == named.checksum;
         }
-        let found = end_start(self.len, u8::MIN, |range| {
+        let found = verify_sections(self.len, FIRST_LEVEL, |range| {
             let from = range.start.checked_sub(start);
             let bytes = from
                 .zip(range.end.checked_sub(start))

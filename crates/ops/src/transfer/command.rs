@@ -64,11 +64,18 @@ impl ExportArgs {
                 counted(exported.owned, "shard")
             );
         }
+        let mut lacks = Vec::new();
+        if exported.unreadable > 0 {
+            lacks.push(counted(exported.unreadable, "unreadable row"));
+        }
+        if exported.damaged > 0 {
+            let parts = counted(exported.damaged, "damaged part");
+            lacks.push(format!("any rows in {parts} of the store"));
+        }
         anyhow::ensure!(
-            exported.unreadable == 0 && exported.damaged == 0,
-            "left out {}, and what {} of the store may hold; the log names each",
-            counted(exported.unreadable, "unreadable row"),
-            counted(exported.damaged, "damaged part")
+            lacks.is_empty(),
+            "the export lacks {}; the log names each",
+            lacks.join(" and ")
         );
         Ok(())
     }

@@ -403,7 +403,8 @@ impl Walk {
         Ok(is_any)
     }
 
-    /// The keys that damage between two keys hides, in order: other files have them.
+    /// The readable keys between two keys that damage hides from a walk over all files at once, in
+    /// order.
     fn hidden(&self, first: &[u8], last: &[u8]) -> Result<BTreeSet<UserKey>, StoreError> {
         let mut hidden = BTreeSet::new();
         if first > last {
@@ -411,16 +412,12 @@ impl Walk {
         }
         let span = UserKey::from(first)..=UserKey::from(last);
         each_key_of_files(&self.keyspace, span, |key| {
-            hidden.insert(key);
+            if !hidden.contains(&key) && self.alone(&key)?.is_some() {
+                hidden.insert(key);
+            }
             Ok(())
         })?;
-        let mut kept = BTreeSet::new();
-        for key in hidden {
-            if self.alone(&key)?.is_some() {
-                kept.insert(key);
-            }
-        }
-        Ok(kept)
+        Ok(hidden)
     }
 
     /// A key that can be read alone, though no range that ends with it can: the last one before a

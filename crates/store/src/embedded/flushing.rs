@@ -69,11 +69,30 @@ impl Tables {
         Ok(())
     }
 
+    /// Writes out what a table has in memory.
+    ///
+    /// # Errors
+    ///
+    /// If the disk fails, or a flush or a compaction failed before.
+    pub(super) fn write_out(&self, keyspace: &Keyspace) -> Result<(), fjall::Error> {
+        keyspace.rotate_memtable()?;
+        self.wake_write_back();
+        while keyspace.sealed_memtable_count() > 0 {
+            self.check_worker()?;
+            thread::sleep(CHECK_AGAIN_AFTER);
+        }
+        Ok(())
+    }
+
+    /// Fails if the worker has ended. Only flushes the journal's buffer.
+    fn check_worker(&self) -> Result<(), fjall::Error> {
+        self.db.persist(PersistMode::Buffer)
+    }
+
     fn wait_for_worker(&self) -> Result<(), fjall::Error> {
         for (name, keyspace) in self.all() {
             while keyspace.sealed_memtable_count() >= FULL_MEMTABLES_MAX {
-                // Only flushes the journal's buffer; fails if the worker has ended.
-                self.db.persist(PersistMode::Buffer)?;
+                self.check_worker()?;
                 thread::sleep(CHECK_AGAIN_AFTER);
             }
             let runs = keyspace.tree.l0_run_count();
@@ -81,7 +100,7 @@ impl Tables {
                 tracing::warn!(table = name, runs, "writes wait for compactions");
             }
             while keyspace.tree.l0_run_count() >= RUNS_MAX {
-                self.db.persist(PersistMode::Buffer)?;
+                self.check_worker()?;
                 if self.db.active_compactions() == 0 {
                     self.wake_write_back();
                     compact(keyspace)?;
@@ -178,6 +197,8 @@ mod tests {
             tables.state.rotate_memtable().unwrap();
         }
         let ended = tables.wait_for_worker();
+        assert!(matches!(ended, Err(fjall::Error::Poisoned)), "{ended:?}");
+        let ended = tables.write_out(&tables.state);
         assert!(matches!(ended, Err(fjall::Error::Poisoned)), "{ended:?}");
     }
 }

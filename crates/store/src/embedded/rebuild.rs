@@ -75,22 +75,20 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         store = %store.display(),
         "rebuilding the damaged state store from its readable data, which takes as much space again"
     );
-    let lost = write_new(&old, &making).inspect_err(|_| {
+    let lost = write_new(&old, &making, store).inspect_err(|_| {
         // What is half done takes space that the disk may need.
         let _ = fs::remove_dir_all(&making);
+        tracing::error!(
+            store = %store.display(),
+            "could not rebuild the damaged state store; the rebuild needs as much free space as the store takes"
+        );
     })?;
     drop(old);
-    let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
-    let mut list = File::create(store.join(LOST)).map_err(io)?;
-    list.write_all(ids.as_bytes())
-        .and_then(|()| list.sync_all())
-        .and_then(|()| sync_dir(store))
-        .map_err(io)?;
     fs::rename(&making, &made).map_err(io)?;
     take_place(store, &made).map_err(io)?;
     tracing::error!(
         store = %store.display(),
-        unreadable_rows = lost.len(),
+        unreadable_rows = lost,
         "rebuilt the damaged state store from its readable data; the damaged store is kept next to it"
     );
     Ok(())
@@ -134,12 +132,21 @@ fn has_damage(table: &Keyspace) -> bool {
         .any(|file| file.iter().any(|item| item.is_err()))
 }
 
-/// Copies the readable data to a new store. Returns as [`copy`] does.
-fn write_new(old: &Tables, making: &Path) -> Result<BTreeSet<OperationId>, StoreError> {
+/// Copies the readable data to a new store, and lists the operations with parts that are marked as
+/// unreadable. Returns how many these are.
+fn write_new(old: &Tables, making: &Path, store: &Path) -> Result<usize, StoreError> {
     let mut new = EmbeddedRestore::begin(making)?;
     let lost = copy(old, &mut new)?;
     new.finish()?;
-    Ok(lost)
+    let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
+    let write = || {
+        let mut list = File::create(store.join(LOST))?;
+        list.write_all(ids.as_bytes())?;
+        list.sync_all()?;
+        sync_dir(store)
+    };
+    write().map_err(|error| StoreError::unavailable("listing lost operations", error))?;
+    Ok(lost.len())
 }
 
 /// Copies the readable data. Returns the operations with parts that are marked as unreadable.

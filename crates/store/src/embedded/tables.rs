@@ -279,8 +279,8 @@ impl Tables {
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (now, wall) = (self.lasting.retention.now(), wall_clock());
         // A damaged block hides rows in memory, but not those in other files.
-        if let Err(error) = self.state.rotate_memtable_and_wait() {
-            tracing::warn!(%error, "could not write out rows in memory before all are read");
+        if let Err(error) = self.write_out(&self.state) {
+            tracing::warn!(%error, "could not write out the rows in memory; rows between damaged entries may be left out");
         }
         let snapshot = self.db.snapshot();
         let (first, last) = (

@@ -342,7 +342,7 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
 }
 
 /// Why a shard may have no owner.
-const OWNERLESS: &str = "its scheduler is down, or has stopped or refused it; /readyz and the log of its process say why";
+const WHY_NO_OWNER: &str = "no scheduler runs for it, or its scheduler has stopped it or refuses to start it; see /readyz and the log of the scheduler";
 
 /// Checks that every shard has a live owner. If no flag or setting names the process to ask, it may
 /// run elsewhere.
@@ -357,7 +357,7 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
         match &view.owner {
             Some(owner) if view.silent => Some(Finding::bad(
                 LEASES,
-                format!("the lease of {owner} on {place} has expired: {OWNERLESS}"),
+                format!("the lease of {owner} on {place} has expired: {WHY_NO_OWNER}"),
             )),
             Some(_) => None,
             // Its predecessor releases its lease first; that is how a repartition works.
@@ -367,7 +367,7 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
             }
             None => Some(Finding::bad(
                 LEASES,
-                format!("{place} has no owner: it waits for {waits}; {OWNERLESS}"),
+                format!("{place} has no owner: it waits for {waits}; {WHY_NO_OWNER}"),
             )),
         }
     };
