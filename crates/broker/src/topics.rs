@@ -155,7 +155,7 @@ impl Topics {
         let mut opened = topics.values().flat_map(|topic| &topic.partitions);
         if syncs.ends.is_new && opened.any(|partition| partition.high_watermark() > 0) {
             tracing::warn!(
-                "nothing is stored about how far the logs are synced: this start cannot tell whether they lost records"
+                "nothing is stored about how far the logs are synced, as after a restore: this start cannot tell whether they lost records"
             );
         }
         syncs.ends.retain(|(id, partition)| {

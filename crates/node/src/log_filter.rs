@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{ParseError, Targets};
 
 /// The targets of log lines: the crates that write log lines, and librdkafka.
-const WRITERS: [&str; 24] = [
+const WRITERS: [&str; 25] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -25,6 +25,7 @@ const WRITERS: [&str; 24] = [
     "waybill_scheduler_core",
     "waybill_store",
     "waybill_supervisor",
+    "waybill_telemetry",
     "waybill_topology",
     "librdkafka",
     "scylla",

@@ -7,7 +7,8 @@ use std::time::Duration;
 use waybill_engine::{OperationId, PartitionId, ShardId, Timestamp};
 use waybill_store::{
     AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, EmbeddedConfig,
-    EmbeddedStore, LayoutGeneration, LeaseKey, RowRead, RowWrite, Store, StoreError, WriteBatch,
+    EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowRead, RowWrite, Store, StoreError,
+    WriteBatch,
 };
 
 use super::Embedded;
@@ -573,6 +574,30 @@ async fn a_rebuild_keeps_every_row_that_can_be_read_and_names_all_others() {
     std::fs::remove_dir_all(kept).unwrap();
     let store = EmbeddedStore::open(config).unwrap();
     assert!(store.damage().is_empty());
+}
+
+/// A lease cannot be guessed, so that the store does not open.
+#[tokio::test]
+async fn a_rebuild_that_fails_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = EmbeddedConfig::new(dir.path().join("store"));
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    let ids: Vec<_> = (0..2_000).map(|_| fresh_id()).collect();
+    let batch = rows(ids.iter().map(|&id| write(id, 1, true)));
+    store.write(batch).await.unwrap();
+    let partition = PartitionId(0);
+    let lease = Lease::new(LeaseKey::supervisor(partition), partition);
+    assert!(store.take_lease(None, lease).await.unwrap());
+    drop(store);
+    for table in ["state", "leases"] {
+        damage_a_block(&config.path, table);
+    }
+    std::fs::File::create(config.path.join("rebuild")).unwrap();
+    let error = EmbeddedStore::open(config).unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    let left = std::fs::read_dir(dir.path()).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["store"]);
 }
 
 /// Writes the rows in memory to a file of their own.
