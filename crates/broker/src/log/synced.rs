@@ -69,6 +69,9 @@ struct Table {
     /// The newest file as it was read, which may be in memory only: an earlier process may have
     /// died before it was synced, or after that failed. `None` once it is surely on the disk.
     found: Option<Vec<u8>>,
+    /// Whether neither file was intact. A power loss may undo an interrupted write to one, which
+    /// then has a higher number and older ends.
+    are_damaged: bool,
     /// Whether this process has made the names of the files durable.
     are_named: [bool; 2],
 }
@@ -109,7 +112,10 @@ impl SyncedEnds {
             .as_ref()
             .and_then(|(stored, _)| stored.boot_id.clone());
         let has_rebooted = before.is_some() && boot_id.is_some() && before != boot_id;
-        let mut table = Table::default();
+        let mut table = Table {
+            are_damaged: newest.is_none() && is_any_damaged,
+            ..Table::default()
+        };
         if let Some((stored, bytes)) = newest {
             table.ends = stored.ends.into_iter().collect();
             table.number = stored.number;
@@ -167,6 +173,14 @@ impl SyncedEnds {
     /// error, call it again.
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
+        if table.are_damaged {
+            self.store_next(&mut table)?;
+            table.are_damaged = false;
+        }
+        self.store_next(&mut table)
+    }
+
+    fn store_next(&self, table: &mut Table) -> io::Result<()> {
         let number = table.number + 1;
         // A start that fails may leave logs that it has not opened.
         let boot_id = match self.has_rebooted() {
@@ -189,10 +203,10 @@ impl SyncedEnds {
             let newest = table.number;
             self.write(newest, found)?;
             table.found = None;
-            self.name(&mut table, newest)?;
+            self.name(table, newest)?;
         }
         self.write(number, &bytes)?;
-        self.name(&mut table, number)?;
+        self.name(table, number)?;
         table.number = number;
         Ok(())
     }
