@@ -159,12 +159,16 @@ impl Judge {
                 path,
                 position,
                 offset,
+                next_path,
+                next_position,
                 next_offset,
                 is_verified,
-                ..
             } => {
-                // Where sectors are lost, the first bytes of a batch may be, which hold its offset.
-                let is_known = self.is_known(*next_offset) || self.is_holed;
+                // A checksum does not cover the offset, in which a bit may have flipped. Where
+                // sectors are lost, it may be, too.
+                let next = self.at(next_path, *next_position);
+                let is_moved = next.is_some_and(|(base, _)| self.rotten.contains(&base));
+                let is_known = self.is_known(*next_offset) || is_moved || self.is_holed;
                 if !is_known || !is_verified {
                     let what = format!("no valid batch follows at {next_offset}: {damage}");
                     return Err(broken(Rule::Refused, what));
