@@ -70,8 +70,8 @@ pub(super) struct Entry {
 pub(super) struct Judge {
     /// By first offset. Those that were trimmed stay: a crash may bring them back.
     pub(super) entries: BTreeMap<i64, Entry>,
-    /// Batches whose append failed since the log was opened, and where they began: a crash may bring
-    /// back what was written of them.
+    /// Batches whose append failed, and where they began: a crash may bring back what was written of
+    /// them, unless something durable is there.
     pub(super) doubts: Vec<(i64, Entry)>,
     /// What is below survives everything but rot.
     pub(super) durable_end: i64,
@@ -322,7 +322,7 @@ impl Judge {
             }
             self.is_filler(base, batch, is_repaired)?;
         }
-        self.doubts.clear();
+        self.doubts.retain(|(at, _)| *at >= end);
         self.cut_from = None;
         self.entries.split_off(&end);
         self.rotten.split_off(&end);
