@@ -5,8 +5,9 @@
 //! * **It never leads.** An end is recorded after its sync has succeeded.
 //! * **It never lags behind what was acknowledged.** It is stored before anything below it is
 //!   acknowledged or visible on a topic that is synced. So a start notices if a log has lost any
-//!   such record, wherever, and after any restart of the machine. The exception: a disk that cannot
-//!   write this record, which is logged and retried.
+//!   such record, wherever, and after any restart of the machine. Exceptions: the disk cannot
+//!   write this record, which is logged and retried; the record's newest file is damaged or
+//!   missing as well; closed segments of a topic that has just become a synced one wait for a sync.
 //!
 //! The record also has the machine's boot id. If the machine has booted again since, its power may
 //! have failed: then whatever was not synced may be damaged anywhere.
@@ -237,10 +238,10 @@ fn slot(number: u64) -> usize {
 }
 
 /// Stored ends, and their file's content.
-type Read = (Stored, Vec<u8>);
+type Found = (Stored, Vec<u8>);
 
 /// The newest stored ends, and whether a file is damaged.
-fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<(Option<Read>, bool)> {
+fn newest(disk: &dyn Disk, dir: &Path) -> io::Result<(Option<Found>, bool)> {
     let (mut found, mut is_any_damaged) = (Vec::new(), false);
     for name in NAMES {
         let path = dir.join(name);

@@ -73,7 +73,7 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     }
     tracing::info!(
         store = %store.display(),
-        "rebuilding the damaged state store from its readable data, which takes as much space again"
+        "rebuilding the damaged state store from its readable data"
     );
     let lost = write_new(&old, &making, store).inspect_err(|_| {
         // What is half done takes space that the disk may need.
