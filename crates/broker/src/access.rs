@@ -1,14 +1,11 @@
 //! Logins and what they allow.
 //!
 //! Without [`BrokerSettings::logins`](crate::BrokerSettings::logins) every client may do
-//! everything. With it, a connection must log in with SASL/PLAIN (RFC 4616) before it may send
+//! everything. With it, a connection must log in with SASL/PLAIN or SCRAM-SHA-256 before it may send
 //! anything but `ApiVersions`.
 //!
 //! What must hold: every request is checked against the rights that its login has at that moment. A
 //! login whose rights are withdrawn can do nothing more, without a reconnect.
-//!
-//! Deliberately absent: mechanisms that need a password or its derivative on the broker's side
-//! (SCRAM). The owner of [`Logins`] can keep nothing but hashes of long random tokens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,17 +15,24 @@ use kafka_protocol::messages::{
     SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse,
 };
 use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
+use waybill_sasl::{Exchange, Refused, Verifier, plain};
 use waybill_wire::OK;
 
-/// The mechanism, as clients name it.
+/// The mechanisms, as clients name them.
 const PLAIN: &str = "PLAIN";
-/// The largest login: user name and password together, in bytes.
+const SCRAM: &str = "SCRAM-SHA-256";
+/// The largest message of a login, in bytes.
 const LOGIN_BYTES_MAX: usize = 16 << 10;
 
 /// Checks logins.
 pub trait Logins: fmt::Debug + Send + Sync {
     /// The rights of a user with this password; `None` refuses the login. Must not block.
     fn log_in(&self, user: &str, password: &str) -> Option<Arc<dyn Rights>>;
+
+    /// What verifies that a user has the password, and the rights if that succeeds; `None` if the
+    /// user cannot log in with SCRAM. Must not block.
+    fn verifier(&self, user: &str) -> Option<(Verifier, Arc<dyn Rights>)>;
 }
 
 /// The rights of one login.
@@ -59,12 +63,39 @@ pub(crate) enum Login {
     NotNeeded,
     /// The client has sent nothing yet.
     Missing,
-    /// The mechanism was agreed on.
-    Started,
+    /// The client will send user name and password.
+    Plain,
+    /// The client will send its first message of SCRAM.
+    Scram,
+    /// The client will send its second message of SCRAM.
+    ScramBegun(Box<Begun>),
     /// The login was refused: the connection may do nothing more.
     Refused,
     /// The connection may do what the rights allow.
     Done(Arc<dyn Rights>),
+}
+
+/// A login with SCRAM after the client's first message.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    exchange: Exchange,
+    /// `None` if there is no such user: the exchange will fail.
+    rights: Option<Arc<dyn Rights>>,
+}
+
+/// Conceals from clients which users exist.
+#[derive(Clone)]
+pub(crate) struct LoginSecret([u8; 32]);
+
+impl LoginSecret {
+    pub(crate) fn new() -> Self {
+        let halves = [Uuid::new_v4(), Uuid::new_v4()].map(Uuid::into_bytes);
+        let mut secret = [0; 32];
+        for (place, byte) in secret.iter_mut().zip(halves.concat()) {
+            *place = byte;
+        }
+        Self(secret)
+    }
 }
 
 impl Login {
@@ -78,7 +109,7 @@ impl Login {
 
     /// Whether the connection still has to log in.
     pub(crate) fn is_awaited(&self) -> bool {
-        matches!(self, Self::Missing | Self::Started | Self::Refused)
+        !matches!(self, Self::NotNeeded | Self::Done(_))
     }
 
     /// Whether the login was refused.
@@ -90,97 +121,97 @@ impl Login {
     pub(crate) fn rights(&self) -> Option<&Arc<dyn Rights>> {
         match self {
             Self::Done(rights) => Some(rights),
-            Self::NotNeeded | Self::Missing | Self::Started | Self::Refused => None,
+            _ => None,
         }
     }
 
     /// Agrees on the mechanism.
     pub(crate) fn handshake(&mut self, request: &SaslHandshakeRequest) -> SaslHandshakeResponse {
-        let code = match self {
-            Self::NotNeeded | Self::Refused | Self::Done(_) => {
+        let code = match (&*self, &*request.mechanism) {
+            (Self::NotNeeded | Self::Refused | Self::Done(_), _) => {
                 ResponseError::IllegalSaslState.code()
             }
-            Self::Missing | Self::Started if *request.mechanism == *PLAIN => {
-                *self = Self::Started;
+            (_, PLAIN) => {
+                *self = Self::Plain;
                 OK
             }
-            Self::Missing | Self::Started => ResponseError::UnsupportedSaslMechanism.code(),
+            (_, SCRAM) => {
+                *self = Self::Scram;
+                OK
+            }
+            _ => ResponseError::UnsupportedSaslMechanism.code(),
         };
         SaslHandshakeResponse::default()
             .with_error_code(code)
-            .with_mechanisms(vec![StrBytes::from_static_str(PLAIN)])
+            .with_mechanisms([PLAIN, SCRAM].map(StrBytes::from_static_str).to_vec())
     }
 
-    /// Checks user name and password.
+    /// Takes the next message of the login.
     pub(crate) fn authenticate(
         &mut self,
         logins: Option<&Arc<dyn Logins>>,
+        secret: &LoginSecret,
         request: &SaslAuthenticateRequest,
     ) -> SaslAuthenticateResponse {
-        let refused = |error: ResponseError, message: &'static str| {
+        let refused = |error: ResponseError, message: String| {
             SaslAuthenticateResponse::default()
                 .with_error_code(error.code())
-                .with_error_message(Some(StrBytes::from_static_str(message)))
+                .with_error_message(Some(StrBytes::from_string(message)))
         };
-        let (Self::Started, Some(logins)) = (&*self, logins) else {
-            return refused(
-                ResponseError::IllegalSaslState,
-                "a login follows SaslHandshake, once",
-            );
+        let illegal = || {
+            let message = "a login follows SaslHandshake, once";
+            refused(ResponseError::IllegalSaslState, message.to_owned())
         };
-        let rights = credentials(&request.auth_bytes)
-            .and_then(|(user, password)| logins.log_in(user, password));
-        match rights {
-            Some(rights) => {
-                *self = Self::Done(rights);
-                SaslAuthenticateResponse::default()
+        let Some(logins) = logins else {
+            return illegal();
+        };
+        let message = &*request.auth_bytes;
+        let next = match std::mem::replace(self, Self::Refused) {
+            other @ (Self::NotNeeded | Self::Missing | Self::Refused | Self::Done(_)) => {
+                *self = other;
+                return illegal();
             }
-            None => {
-                *self = Self::Refused;
-                refused(
-                    ResponseError::SaslAuthenticationFailed,
-                    "the user name or the password is wrong",
-                )
+            _ if message.len() > LOGIN_BYTES_MAX => Err(Refused::Malformed),
+            Self::Plain => by_password(&**logins, message),
+            Self::Scram => begin_scram(&**logins, secret, message),
+            Self::ScramBegun(begun) => begun.finish(message),
+        };
+        match next {
+            Ok((next, answer)) => {
+                *self = next;
+                SaslAuthenticateResponse::default().with_auth_bytes(answer.into())
             }
+            Err(reason) => refused(ResponseError::SaslAuthenticationFailed, reason.to_string()),
         }
     }
 }
 
-/// User name and password of a message of SASL/PLAIN: an identity to act as, which must be empty or
-/// the user, the user and the password, with a zero byte between them.
-fn credentials(message: &[u8]) -> Option<(&str, &str)> {
-    if message.len() > LOGIN_BYTES_MAX {
-        return None;
-    }
-    let mut parts = std::str::from_utf8(message).ok()?.split('\0');
-    let (acts_as, user, password) = (parts.next()?, parts.next()?, parts.next()?);
-    let is_whole = parts.next().is_none() && !user.is_empty();
-    (is_whole && (acts_as.is_empty() || acts_as == user)).then_some((user, password))
+/// The state of a login after a message, and the answer.
+type Next = Result<(Login, String), Refused>;
+
+fn by_password(logins: &dyn Logins, message: &[u8]) -> Next {
+    let (user, password) = plain(message).ok_or(Refused::Malformed)?;
+    let rights = logins.log_in(user, password).ok_or(Refused::Wrong)?;
+    Ok((Login::Done(rights), String::new()))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn begin_scram(logins: &dyn Logins, secret: &LoginSecret, message: &[u8]) -> Next {
+    let nonce = Uuid::new_v4().simple().to_string();
+    let mut rights = None;
+    let verifier = |user: &str| {
+        let (verifier, its_rights) = logins.verifier(user)?;
+        rights = Some(its_rights);
+        Some(verifier)
+    };
+    let (exchange, answer) = Exchange::begin(message, &nonce, &secret.0, verifier)?;
+    let begun = Begun { exchange, rights };
+    Ok((Login::ScramBegun(Box::new(begun)), answer))
+}
 
-    type Credentials<'a> = Option<(&'a str, &'a str)>;
-
-    #[test]
-    fn a_login_is_a_user_and_a_password_and_nothing_else() {
-        let long = format!("\0a\0{}", "x".repeat(LOGIN_BYTES_MAX));
-        let cases: [(&[u8], Credentials<'_>); 10] = [
-            (b"\0ada\0secret", Some(("ada", "secret"))),
-            (b"ada\0ada\0secret", Some(("ada", "secret"))),
-            (b"\0ada\0", Some(("ada", ""))),
-            (b"bob\0ada\0secret", None),
-            (b"\0\0secret", None),
-            (b"\0ada\0se\0cret", None),
-            (b"ada\0secret", None),
-            (b"", None),
-            (b"\0\xff\0secret", None),
-            (long.as_bytes(), None),
-        ];
-        for (message, expected) in cases {
-            assert_eq!(credentials(message), expected, "{message:?}");
-        }
+impl Begun {
+    fn finish(self, message: &[u8]) -> Next {
+        let answer = self.exchange.finish(message)?;
+        let rights = self.rights.ok_or(Refused::Wrong)?;
+        Ok((Login::Done(rights), answer))
     }
 }

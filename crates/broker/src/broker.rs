@@ -19,7 +19,7 @@ use waybill_connections::{Buffers, ConnectionSlot, Connections};
 use waybill_disk::{boot_id, sync_dir};
 
 use crate::BrokerSettings;
-use crate::access::Login;
+use crate::access::{Login, LoginSecret};
 use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
@@ -418,6 +418,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
         cluster_id,
         topics,
         meta,
+        login_secret: LoginSecret::new(),
         coordinator: Coordinator::new(GroupLimits {
             initial_delay: config.group_initial_delay,
             groups_max: config.groups_max,

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use waybill_connections::Buffers;
 
 use crate::BrokerSettings;
-use crate::access::Logins;
+use crate::access::{LoginSecret, Logins};
 use crate::group::Coordinator;
 use crate::meta::Meta;
 use crate::stats::Counters;
@@ -27,6 +27,7 @@ pub(crate) struct Server {
     pub(crate) topics: Topics,
     pub(crate) meta: Arc<Meta>,
     pub(crate) coordinator: Coordinator,
+    pub(crate) login_secret: LoginSecret,
     pub(crate) counters: Arc<Counters>,
     pub(crate) buffers: Buffers,
     /// Those of control requests and their answers, so that none waits for an answer before it.

@@ -26,12 +26,13 @@ use hyper::HeaderMap;
 use sha2::{Digest as _, Sha256};
 use waybill_clock::wall_clock;
 use waybill_config::{Secret, file_permissions};
+use waybill_sasl::Verifier;
 
 pub use config::{AuthConfig, JwtConfig};
 pub use denied::Denied;
 pub use principal::{AnotherTenant, BadTenant, Caller, Principal, Scope, Scopes, Tenants};
 pub use tenant::check_tenant;
-pub use tokens::NewToken;
+pub use tokens::{ListedToken, NewToken};
 
 pub use bearer::bearer;
 pub use denied::DENIALS;
@@ -120,6 +121,21 @@ impl Authenticator {
             (own == hash).then(|| Arc::clone(principal))
         });
         known.ok_or(Denied::UNKNOWN_TOKEN)
+    }
+
+    /// The token of this name in the token file, and what verifies a login with SCRAM. `None` if it
+    /// has no verifier.
+    pub fn verifier(&self, name: &str) -> Option<(ListedToken, Verifier)> {
+        self.tokens.as_ref()?.get().verifier(name)
+    }
+
+    /// The principal whom a token of the file identifies.
+    ///
+    /// # Errors
+    ///
+    /// If the file no longer lists the token.
+    pub fn holder_of(&self, token: ListedToken) -> Result<Arc<Principal>, Denied> {
+        self.holder(&token.0)
     }
 
     /// Creates a token for this process itself. It is kept in memory only.

@@ -1,7 +1,7 @@
 //! The rights of a token on the embedded broker.
 //!
 //! With authentication on, the embedded broker requires clients to log in with a token as the
-//! password; it ignores the user name. The roles in the broker's own process have their own
+//! password. With PLAIN it ignores the user name; with SCRAM that is the token's name. The roles in the broker's own process have their own
 //! listener, and log in there with a token that this process alone knows, whether or not
 //! authentication is on: nobody else can use up that listener.
 //!
@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 use waybill_broker::{Action, Logins, Rights};
 use waybill_config::Secret;
-use waybill_http::auth::{Authenticator, NewToken, Principal, Scope};
+use waybill_http::auth::{Authenticator, ListedToken, NewToken, Principal, Scope};
 use waybill_kafka::no_group;
 use waybill_messages::Topics;
+use waybill_sasl::Verifier;
 
 /// Checks the logins of the roles in the broker's own process.
 pub(crate) struct OwnLogins(NewToken);
@@ -39,6 +40,10 @@ impl Logins for OwnLogins {
         self.0
             .is(password)
             .then(|| Arc::new(OwnProcess) as Arc<dyn Rights>)
+    }
+
+    fn verifier(&self, _user: &str) -> Option<(Verifier, Arc<dyn Rights>)> {
+        None
     }
 }
 
@@ -69,16 +74,25 @@ impl BrokerLogins {
             }),
         }
     }
+
+    fn holder(&self, proof: Proof) -> Arc<dyn Rights> {
+        Arc::new(Holder {
+            authenticator: Arc::clone(&self.authenticator),
+            proof,
+            rules: Arc::clone(&self.rules),
+        })
+    }
 }
 
 impl Logins for BrokerLogins {
     fn log_in(&self, _user: &str, password: &str) -> Option<Arc<dyn Rights>> {
         self.authenticator.principal(password).ok()?;
-        Some(Arc::new(Holder {
-            authenticator: Arc::clone(&self.authenticator),
-            token: Secret::from(password),
-            rules: Arc::clone(&self.rules),
-        }))
+        Some(self.holder(Proof::Token(Secret::from(password))))
+    }
+
+    fn verifier(&self, user: &str) -> Option<(Verifier, Arc<dyn Rights>)> {
+        let (token, verifier) = self.authenticator.verifier(user)?;
+        Some((verifier, self.holder(Proof::Listed(token))))
     }
 }
 
@@ -101,13 +115,24 @@ impl Rights for OwnProcess {
 /// The rights of a token.
 struct Holder {
     authenticator: Arc<Authenticator>,
-    token: Secret,
+    proof: Proof,
     rules: Arc<Rules>,
+}
+
+/// How a client has proved who it is.
+enum Proof {
+    /// It has sent a token.
+    Token(Secret),
+    /// It has proved with SCRAM that it has a token of the file.
+    Listed(ListedToken),
 }
 
 impl Rights for Holder {
     fn allow(&self, action: Action<'_>) -> bool {
-        let principal = self.authenticator.principal(self.token.reveal());
+        let principal = match &self.proof {
+            Proof::Token(token) => self.authenticator.principal(token.reveal()),
+            Proof::Listed(token) => self.authenticator.holder_of(*token),
+        };
         principal.is_ok_and(|principal| self.rules.allow(&principal, action))
     }
 }

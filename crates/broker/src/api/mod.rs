@@ -108,7 +108,11 @@ pub(crate) fn handle(
     match api.key {
         ApiKey::SaslHandshake => call.now(&login.handshake(&head.decode(api, frame)?)),
         ApiKey::SaslAuthenticate => {
-            let answer = login.authenticate(server.logins(ends), &head.decode(api, frame)?);
+            let answer = login.authenticate(
+                server.logins(ends),
+                &server.login_secret,
+                &head.decode(api, frame)?,
+            );
             if login.is_refused() {
                 add(&server.counters.logins_refused, 1);
                 tracing::warn!(peer = %ends.peer.ip(), "a login was refused");

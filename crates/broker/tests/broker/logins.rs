@@ -21,6 +21,7 @@ use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::io::AsyncWriteExt;
 use waybill_broker::{Action, Broker, Logins, Rights};
+use waybill_sasl::{SALT_BYTES, Verifier};
 
 use crate::common::*;
 
@@ -40,6 +41,11 @@ impl Logins for Users {
             ("agent", PASSWORD) => Some(Arc::new(Agent(Arc::clone(&self.withdrawn)))),
             _ => None,
         }
+    }
+
+    fn verifier(&self, user: &str) -> Option<(Verifier, Arc<dyn Rights>)> {
+        let rights = self.log_in(user, PASSWORD)?;
+        Some((Verifier::new(PASSWORD, &[7; SALT_BYTES]), rights))
     }
 }
 
@@ -80,9 +86,17 @@ async fn guarded(dir: &std::path::Path) -> (Broker, Arc<AtomicBool>) {
 }
 
 fn as_user<'a>(user: &'a str, password: &'a str) -> [(&'static str, &'a str); 5] {
+    logged_in("PLAIN", user, password)
+}
+
+fn logged_in<'a>(
+    mechanism: &'static str,
+    user: &'a str,
+    password: &'a str,
+) -> [(&'static str, &'a str); 5] {
     [
         ("security.protocol", "SASL_PLAINTEXT"),
-        ("sasl.mechanism", "PLAIN"),
+        ("sasl.mechanism", mechanism),
         ("sasl.username", user),
         ("sasl.password", password),
         ("message.timeout.ms", "20000"),
@@ -103,8 +117,15 @@ async fn with_topics(broker: &Broker) {
 }
 
 async fn write(broker: &Broker, user: &str, topic: &str) -> Result<(), RDKafkaErrorCode> {
-    let settings = as_user(user, PASSWORD);
-    let producer: FutureProducer = client(broker.address(), &settings).create().unwrap();
+    write_as(broker, &as_user(user, PASSWORD), topic).await
+}
+
+async fn write_as(
+    broker: &Broker,
+    login: &[(&str, &str)],
+    topic: &str,
+) -> Result<(), RDKafkaErrorCode> {
+    let producer: FutureProducer = client(broker.address(), login).create().unwrap();
     let record = FutureRecord::<(), _>::to(topic)
         .partition(0)
         .payload("a record");
@@ -188,11 +209,11 @@ async fn a_refused_login_ends_its_connection_and_a_second_one_changes_nothing() 
     let dir = tempfile::tempdir().unwrap();
     let (broker, _) = guarded(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
-    let answer = wire.ask(1, &handshake("SCRAM-SHA-256")).await;
+    let answer = wire.ask(1, &handshake("SCRAM-SHA-512")).await;
     let refused = ResponseError::UnsupportedSaslMechanism.code();
     assert_eq!(
         (answer.error_code, answer.mechanisms),
-        (refused, vec![text("PLAIN")])
+        (refused, vec![text("PLAIN"), text("SCRAM-SHA-256")])
     );
     let refused = ResponseError::SaslAuthenticationFailed.code();
     assert_eq!(log_in(&mut wire, b"\0agent\0wrong").await, refused);
@@ -210,6 +231,59 @@ async fn a_refused_login_ends_its_connection_and_a_second_one_changes_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_logs_in_with_scram() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, withdrawn) = guarded(dir.path()).await;
+    with_topics(&broker).await;
+    let login = logged_in("SCRAM-SHA-256", "agent", PASSWORD);
+    assert_eq!(write_as(&broker, &login, "answers").await, Ok(()));
+    let denied = RDKafkaErrorCode::TopicAuthorizationFailed;
+    assert_eq!(write_as(&broker, &login, "other").await, Err(denied));
+    withdrawn.store(true, Ordering::Relaxed);
+    assert_eq!(write_as(&broker, &login, "answers").await, Err(denied));
+
+    for (user, password) in [("agent", "another password"), ("nobody", PASSWORD)] {
+        let before = broker.stats().logins_refused;
+        let mut login = logged_in("SCRAM-SHA-256", user, password);
+        login[4].1 = "1000";
+        let refused = RDKafkaErrorCode::MessageTimedOut;
+        assert_eq!(write_as(&broker, &login, "answers").await, Err(refused));
+        assert!(broker.stats().logins_refused > before);
+    }
+}
+
+/// The answer to the first message of a login with SCRAM.
+async fn begin_scram(wire: &mut Wire, user: &str) -> String {
+    assert_eq!(wire.ask(1, &handshake("SCRAM-SHA-256")).await.error_code, 0);
+    let message = format!("n,,n={user},r=abc");
+    let login = SaslAuthenticateRequest::default().with_auth_bytes(message.into());
+    let answer = wire.ask(2, &login).await;
+    assert_eq!(answer.error_code, 0);
+    String::from_utf8(answer.auth_bytes.to_vec()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scram_does_not_show_which_users_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, _) = guarded(dir.path()).await;
+    let mut salts = Vec::new();
+    for user in ["agent", "agent", "nobody", "nobody"] {
+        let mut wire = Wire::connect(broker.address()).await;
+        let answer = begin_scram(&mut wire, user).await;
+        let (nonce, salt) = answer.split_once(",s=").unwrap();
+        assert!(nonce.len() > "r=abc".len() + 16, "{answer}");
+        salts.push(salt.to_owned());
+        // Not even the answer to a login that has only begun.
+        wire.send(9, &MetadataRequest::default()).await;
+        assert_eq!(wire.frame().await, None);
+    }
+    assert_eq!(salts[0], salts[1]);
+    assert_eq!(salts[2], salts[3]);
+    assert_ne!(salts[0], salts[2]);
+    assert!(salts.iter().all(|salt| salt.len() == salts[0].len()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_in_process_listener_has_its_own_logins() {
     #[derive(Debug)]
     struct OwnProcess;
@@ -217,6 +291,10 @@ async fn the_in_process_listener_has_its_own_logins() {
     impl Logins for OwnProcess {
         fn log_in(&self, _user: &str, password: &str) -> Option<Arc<dyn Rights>> {
             (password == "own").then(|| Arc::new(Owner) as Arc<dyn Rights>)
+        }
+
+        fn verifier(&self, _user: &str) -> Option<(Verifier, Arc<dyn Rights>)> {
+            None
         }
     }
 

@@ -5,6 +5,7 @@
 //! none. The look-up costs a request almost nothing.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use waybill_config::{Secret, parse};
 use waybill_messages::is_topic_name;
+use waybill_sasl::{InvalidVerifier, SALT_BYTES, Verifier};
 use waybill_telemetry::visible::is_word;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
@@ -38,6 +40,18 @@ impl NewToken {
     /// about the token.
     pub fn is(&self, text: &str) -> bool {
         hash_of(text) == self.hash
+    }
+
+    /// What a server stores to verify logins with SCRAM-SHA-256, in which this token is the password.
+    ///
+    /// # Panics
+    ///
+    /// If the system's random number generator fails.
+    #[must_use]
+    pub fn verifier(&self) -> Verifier {
+        let mut salt = [0; SALT_BYTES];
+        openssl::rand::rand_bytes(&mut salt).expect("the system has randomness");
+        Verifier::new(self.token.reveal(), &salt)
     }
 
     /// Creates a token.
@@ -67,8 +81,22 @@ pub(super) fn is_token(text: &str) -> bool {
 }
 
 /// The tokens of a file.
-#[derive(Debug)]
-pub(super) struct Tokens(HashMap<TokenHash, Arc<Principal>>);
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    holders: HashMap<TokenHash, Arc<Principal>>,
+    /// The tokens that can log in with SCRAM, by their names.
+    verifiers: HashMap<Arc<str>, (ListedToken, Verifier)>,
+}
+
+/// A token of the file, by its hash.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ListedToken(pub(super) TokenHash);
+
+impl fmt::Debug for ListedToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListedToken").finish_non_exhaustive()
+    }
+}
 
 /// An entry of the file.
 #[derive(Deserialize)]
@@ -76,6 +104,7 @@ pub(super) struct Tokens(HashMap<TokenHash, Arc<Principal>>);
 struct Entry {
     name: String,
     sha256: String,
+    scram: Option<String>,
     #[serde(default)]
     scopes: Vec<Scope>,
     tenant: String,
@@ -95,7 +124,12 @@ impl Tokens {
 
     /// The principal whose token has this hash.
     pub(super) fn principal(&self, hash: &TokenHash) -> Option<Arc<Principal>> {
-        self.0.get(hash).map(Arc::clone)
+        self.holders.get(hash).map(Arc::clone)
+    }
+
+    /// The token of this name, and what verifies a login with SCRAM.
+    pub(super) fn verifier(&self, name: &str) -> Option<(ListedToken, Verifier)> {
+        self.verifiers.get(name).cloned()
     }
 
     fn read(path: &str, text: &str) -> Result<Self, String> {
@@ -109,7 +143,7 @@ impl Tokens {
             ));
         }
         let entries: Vec<Entry> = parse(path, text).map_err(|error| error.to_string())?;
-        let mut tokens = HashMap::with_capacity(entries.len());
+        let mut tokens = Self::default();
         let mut names = std::collections::HashSet::new();
         for (place, entry) in entries.into_iter().enumerate() {
             let refused = |entry: &str, problem: String| {
@@ -117,23 +151,30 @@ impl Tokens {
                 format!("{path}: entry {number} ({entry}): {problem}")
             };
             let name = entry.name.clone();
-            let (hash, principal) = entry.read().map_err(|problem| refused(&name, problem))?;
+            let (hash, principal, verifier) =
+                entry.read().map_err(|problem| refused(&name, problem))?;
             if !names.insert(name.clone()) {
                 return Err(refused(&name, "another entry has this name".to_owned()));
             }
-            if tokens.insert(hash, Arc::new(principal)).is_some() {
+            if let Some(verifier) = verifier {
+                let key = Arc::clone(&principal.name);
+                tokens.verifiers.insert(key, (ListedToken(hash), verifier));
+            }
+            if tokens.holders.insert(hash, Arc::new(principal)).is_some() {
                 return Err(refused(&name, "another entry has this sha256".to_owned()));
             }
         }
-        Ok(Self(tokens))
+        Ok(tokens)
     }
 }
 
 impl Entry {
-    fn read(self) -> Result<(TokenHash, Principal), String> {
+    fn read(self) -> Result<(TokenHash, Principal, Option<Verifier>), String> {
         check_name(&self.name)?;
         let hash = from_hex(&self.sha256)
             .ok_or_else(|| "sha256 must be 64 hexadecimal digits".to_owned())?;
+        let verifier = self.scram.as_deref().map(str::parse).transpose();
+        let verifier = verifier.map_err(|error: InvalidVerifier| format!("scram {error}"))?;
         let tenants = Tenants::named(&self.tenant).map_err(|error| format!("tenant {error}"))?;
         let scopes: Scopes = self.scopes.iter().copied().collect();
         check_rights(scopes, &self.agents, &tenants)?;
@@ -143,7 +184,7 @@ impl Entry {
             tenants,
             agents: self.agents.into(),
         };
-        Ok((hash, principal))
+        Ok((hash, principal, verifier))
     }
 }
 
@@ -224,7 +265,32 @@ mod tests {
         };
         assert_eq!(*found, expected);
         assert!(tokens.principal(&hash_of("wb_other")).is_none());
-        assert!(read("[]").unwrap().0.is_empty());
+        assert!(read("[]").unwrap().holders.is_empty());
+    }
+
+    #[test]
+    fn a_token_with_a_verifier_is_found_by_its_name() {
+        let made = NewToken::make();
+        let verifier = made.verifier();
+        assert_ne!(made.verifier(), verifier, "the salt is random");
+        let entry = |name: &str, hash: &str, scram: &str| {
+            format!("- {{name: {name}, sha256: '{hash}', {scram}scopes: [read], tenant: '*'}}\n")
+        };
+        let text = [
+            entry(
+                "with",
+                &to_hex(&made.hash),
+                &format!("scram: '{verifier}', "),
+            ),
+            entry("without", &"ab".repeat(32), ""),
+        ];
+        let tokens = read(&text.concat()).unwrap();
+        let listed = ListedToken(made.hash);
+        assert_eq!(tokens.verifier("with"), Some((listed, verifier)));
+        for name in ["without", "somebody"] {
+            assert_eq!(tokens.verifier(name), None, "{name}");
+        }
+        assert_eq!(format!("{listed:?}"), "ListedToken { .. }");
     }
 
     #[test]
@@ -249,6 +315,10 @@ mod tests {
             (
                 &entry("sha256: ab, scopes: [read], tenant: '*'"),
                 "tokens.yaml: entry 1 (a): sha256 must be 64",
+            ),
+            (
+                &good.replace("scopes", "scram: abab, scopes"),
+                "entry 1 (a): scram must be SCRAM-SHA-256$",
             ),
             (
                 &good.replace("read", "reed"),

@@ -61,15 +61,15 @@ impl TokenCommand {
     /// If the arguments do not make a valid token.
     pub fn run(&self) -> anyhow::Result<String> {
         let Self::Create(arguments) = self;
-        let NewToken { token, hash } = NewToken::make();
-        let entry = arguments.entry(&hash)?;
-        eprintln!("{}", token.reveal());
+        let token = NewToken::make();
+        let entry = arguments.entry(&token)?;
+        eprintln!("{}", token.token.reveal());
         Ok(entry)
     }
 }
 
 impl CreateArgs {
-    fn entry(&self, hash: &[u8]) -> anyhow::Result<String> {
+    fn entry(&self, token: &NewToken) -> anyhow::Result<String> {
         check_name(&self.name).map_err(|problem| anyhow::anyhow!("--{problem}"))?;
         let tenant = self.whose.tenant();
         let tenants = Tenants::named(tenant);
@@ -85,10 +85,15 @@ impl CreateArgs {
             true => String::new(),
             false => format!("\n  agents: [{}]", agents.join(", ")),
         };
+        // A token for one tenant allows nothing on the embedded broker.
+        let scram = match tenants.only() {
+            None => format!("\n  scram: {}", quoted(&token.verifier().to_string())),
+            Some(_) => String::new(),
+        };
         Ok(format!(
-            "- name: {}\n  sha256: {}\n  scopes: [{}]\n  tenant: {}{agents}",
+            "- name: {}\n  sha256: {}{scram}\n  scopes: [{}]\n  tenant: {}{agents}",
             quoted(&self.name),
-            quoted(&to_hex(hash)),
+            quoted(&to_hex(&token.hash)),
             scopes.join(", "),
             quoted(tenant),
         ))
@@ -111,13 +116,18 @@ mod tests {
                     all_tenants: false,
                 },
             };
-            arguments
-                .entry(&[0xab; 2])
-                .map_err(|error| error.to_string())
+            let token = NewToken {
+                token: "wb_x".into(),
+                hash: [0xab; 32],
+            };
+            arguments.entry(&token).map_err(|error| error.to_string())
         };
         assert_eq!(
             entry("orders", &[Scope::Submit, Scope::Read], "acme: 1").unwrap(),
-            "- name: \"orders\"\n  sha256: \"abab\"\n  scopes: [submit, read]\n  tenant: \"acme: 1\""
+            format!(
+                "- name: \"orders\"\n  sha256: \"{}\"\n  scopes: [submit, read]\n  tenant: \"acme: 1\"",
+                "ab".repeat(32)
+            )
         );
         for (name, scopes, tenant, refused) in [
             ("", &[Scope::Read][..], "*", "--name must be"),

@@ -21,6 +21,15 @@ const STEP_REQUESTS: &str = "waybill.package.requests.v1";
 const STEP_REPLIES: &str = "waybill.step-replies.v1";
 const STATUS: &str = "waybill.operation-status.v1";
 
+/// A client that logs in with SCRAM.
+fn scram_client(up: &Up, user: &str, token: &Token) -> ClientConfig {
+    let mut config = client(up, Some(token));
+    config
+        .set("sasl.mechanism", "SCRAM-SHA-256")
+        .set("sasl.username", user);
+    config
+}
+
 /// A client with this token, or without any.
 fn client(up: &Up, token: Option<&Token>) -> ClientConfig {
     let mut config = ClientConfig::new();
@@ -37,7 +46,11 @@ fn client(up: &Up, token: Option<&Token>) -> ClientConfig {
 
 /// The error of a write; `None` if it succeeds.
 async fn refused(up: &Up, token: Option<&Token>, topic: &str) -> Option<RDKafkaErrorCode> {
-    let mut config = client(up, token);
+    refused_client(client(up, token), topic).await
+}
+
+/// The same for a client.
+async fn refused_client(mut config: ClientConfig, topic: &str) -> Option<RDKafkaErrorCode> {
     config.set("message.timeout.ms", "3000");
     let producer: FutureProducer = config.create().unwrap();
     let record = FutureRecord::<(), _>::to(topic).partition(0).payload("x");
@@ -159,6 +172,32 @@ async fn agents_of_another_process_log_in_with_a_token_for_agents() {
     let requests = "waybill.operation-requests.v1";
     assert_eq!(refused(&up, Some(&agents), requests).await, denied);
     assert_eq!(refused(&up, Some(&agents), STEP_REQUESTS).await, denied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_logs_in_with_scram_under_its_own_name() {
+    let mut site = Site::new();
+    let submitter = site.token("submitter", "submit", "*");
+    let of_a_tenant = site.token("orders", "submit", "acme");
+    let up = site.up(&[]);
+    let requests = "waybill.operation-requests.v1";
+    let refused =
+        async |user, token| refused_client(scram_client(&up, user, token), requests).await;
+    assert_eq!(refused("submitter", &submitter).await, None);
+    let timed_out = Some(RDKafkaErrorCode::MessageTimedOut);
+    let stranger = Token::unknown();
+    for (user, token) in [
+        ("somebody", &submitter),
+        ("submitter", &stranger),
+        ("orders", &of_a_tenant),
+    ] {
+        assert_eq!(refused(user, token).await, timed_out, "{user}");
+    }
+
+    site.revoke("submitter");
+    until(async || refused("submitter", &submitter).await == timed_out).await;
+    let log = up.stop();
+    assert!(!log.contains(&submitter.text), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,7 +104,7 @@ impl Site {
     pub fn agents(&self, up: &Up, token: &Token) -> Agents {
         let config = self.path("agents.yaml");
         let text = format!(
-            "kafka:\n  brokers: ['{}']\n  properties: {{security.protocol: SASL_PLAINTEXT, sasl.mechanism: PLAIN, \
+            "kafka:\n  brokers: ['{}']\n  properties: {{security.protocol: SASL_PLAINTEXT, sasl.mechanism: SCRAM-SHA-256, \
              sasl.username: agents}}\n  propertyFiles: {{sasl.password: {}}}\n\
              dataDir: {}\n\
              admin: {{listen: '127.0.0.1:0'}}\n\
