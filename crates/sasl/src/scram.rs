@@ -98,7 +98,9 @@ impl Exchange {
         let header = attributes.next()?.strip_prefix("c=")?;
         let nonce = attributes.next()?.strip_prefix("r=")?;
         let continues = STANDARD.decode(header).ok()? == self.header.as_bytes()
-            && *nonce == *self.nonce
+            // librdkafka before 2.6.1 repeats its own nonce before both. Kafka accepts that, and the
+            // proof covers it.
+            && nonce.ends_with(&*self.nonce)
             && attributes.all(is_extension);
         continues.then_some((without_proof, proof))
     }
@@ -173,7 +175,7 @@ fn name(written: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verifier::SALT_BYTES;
+    use crate::verifier::{SALT_BYTES, client_key};
 
     /// The server's part of the nonce in the example of RFC 7677, section 3.
     const NONCE: &str = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
@@ -201,6 +203,20 @@ mod tests {
         assert_eq!(shown, "Exchange { .. }");
         let signature = "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=";
         assert_eq!(exchange.finish(FINAL.as_bytes()).unwrap(), signature);
+    }
+
+    #[test]
+    fn a_client_that_repeats_its_nonce_logs_in() {
+        let (exchange, _) = begin(FIRST).unwrap();
+        let first = ["rOprNGfwEbeRWgbNEkqO"; 2].concat();
+        let without_proof = format!("c=biws,r={first}{NONCE}");
+        let covered = format!("{},{without_proof}", exchange.messages);
+        let salt = exchange.verifier.salt.clone();
+        let client_key = client_key("pencil", &salt.to_vec().try_into().unwrap());
+        let signature = keyed_hash(&exchange.verifier.stored_key, &[covered.as_bytes()]);
+        let proof = std::array::from_fn::<u8, 32, _>(|index| client_key[index] ^ signature[index]);
+        let message = format!("{without_proof},p={}", STANDARD.encode(proof));
+        assert!(exchange.finish(message.as_bytes()).is_ok());
     }
 
     #[test]
@@ -277,9 +293,12 @@ mod tests {
             let refused = exchange.finish(message.as_bytes());
             assert_eq!(refused, Err(Refused::Malformed), "{message}");
         }
-        // The proof covers extensions.
-        let (exchange, _) = begin(FIRST).unwrap();
-        let message = FINAL.replace("k0,p=", "k0,t=x,p=");
-        assert_eq!(exchange.finish(message.as_bytes()), Err(Refused::Wrong));
+        // The proof covers extensions, and what precedes the nonces.
+        for (from, to) in [("k0,p=", "k0,t=x,p="), ("r=rOpr", "r=rOprrOpr")] {
+            let (exchange, _) = begin(FIRST).unwrap();
+            let message = FINAL.replace(from, to);
+            let refused = exchange.finish(message.as_bytes());
+            assert_eq!(refused, Err(Refused::Wrong), "{message}");
+        }
     }
 }

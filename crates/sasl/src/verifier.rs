@@ -50,11 +50,10 @@ impl Verifier {
     #[must_use]
     pub fn new(password: &str, salt: &[u8; SALT_BYTES]) -> Self {
         let salted_password = iterated(password.as_bytes(), salt, ITERATIONS);
-        let client_key = keyed_hash(&salted_password, &[b"Client Key"]);
         Self {
             iterations: ITERATIONS,
             salt: (*salt).into(),
-            stored_key: Sha256::digest(client_key).into(),
+            stored_key: Sha256::digest(keyed_hash(&salted_password, &[b"Client Key"])).into(),
             server_key: keyed_hash(&salted_password, &[b"Server Key"]),
         }
     }
@@ -79,6 +78,13 @@ pub(crate) fn keyed_hash(key: &[u8], parts: &[&[u8]]) -> Key {
         keyed.update(part);
     }
     keyed.finalize().into_bytes().into()
+}
+
+/// What a client proves that it has.
+#[cfg(test)]
+pub(crate) fn client_key(password: &str, salt: &[u8; SALT_BYTES]) -> Key {
+    let salted_password = iterated(password.as_bytes(), salt, ITERATIONS);
+    keyed_hash(&salted_password, &[b"Client Key"])
 }
 
 /// `Hi` of RFC 5802, which is one block of PBKDF2 with HMAC-SHA-256.
