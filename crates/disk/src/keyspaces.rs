@@ -104,19 +104,24 @@ pub(crate) fn remove_unfinished(dir: &Path) -> Result<(), CheckError> {
 /// Verifies the files of the store in `dir` that opening reads. Restores a damaged or missing file
 /// if a copy is proven right. Does nothing if there is no store yet.
 ///
-/// The caller has locked the store or owns its directory, and the store is not open.
+/// The caller has locked the store or owns its directory, and the store is not open. `manifest_min`
+/// is the lowest number that the current manifest of a table can have.
 ///
 /// # Errors
 ///
 /// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be
 /// opened.
-pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
+pub(crate) fn check(
+    dir: &Path,
+    depth: Depth,
+    manifest_min: impl Fn(u64) -> u64,
+) -> Result<(), CheckError> {
     let _files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = all(dir)?;
     let registry = Table::new(dir, REGISTRY);
     let mut manifests = 0;
     for table in &tables {
-        let Some(manifest) = table.manifest()? else {
+        let Some(manifest) = table.manifest(manifest_min(table.number))? else {
             // All entries of the table may still be in a journal.
             if registry.registers(table.number)? {
                 return Err(damaged(&table.current(), "it is missing"));
@@ -144,6 +149,15 @@ pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
         replace(&format, FORMAT, &copies)?;
     }
     Ok(())
+}
+
+/// Refuses a store without the directory of a table that it had.
+pub(crate) fn check_exists(store: &Path, table: u64) -> Result<(), CheckError> {
+    let Table { dir, .. } = Table::new(store, table);
+    match dir.is_dir() {
+        true => Ok(()),
+        false => Err(damaged(&dir, "the directory is missing")),
+    }
 }
 
 /// The number of a table's current manifest; `None` if it cannot be read.
@@ -225,7 +239,7 @@ impl Table {
     }
 
     /// The current manifest, restored if it must be; `None` if the table was never complete.
-    fn manifest(&self) -> Result<Option<Manifest>, CheckError> {
+    fn manifest(&self, min: u64) -> Result<Option<Manifest>, CheckError> {
         let named = read(&self.current())?;
         let copied = read(&self.copies.join("current"))?;
         if named.is_none() && copied.is_none() && !self.holds_anything()? {
@@ -233,7 +247,7 @@ impl Table {
         }
         let bytes = match self.intact_manifest(named.as_deref())? {
             Some(bytes) => bytes,
-            None => self.restored_manifest(named.as_deref(), copied.as_deref())?,
+            None => self.restored_manifest(named.as_deref(), copied.as_deref(), min)?,
         };
         let manifest = Manifest::parse(&bytes);
         let unknown = |problem| {
@@ -259,6 +273,7 @@ impl Table {
         &self,
         named: Option<&[u8]>,
         copied: Option<&[u8]>,
+        min: u64,
     ) -> Result<Vec<u8>, CheckError> {
         let named = named.and_then(Current::parse);
         if let Some(current) = &named {
@@ -286,13 +301,15 @@ impl Table {
                 return Ok(bytes);
             }
         }
-        // `current` may be damaged as a whole. Its copy still counts if no manifest is newer.
+        // `current` may be damaged as a whole. Its copy still counts if nothing is newer.
         if let Some(encoded) = copied
             && let Some(current) = Current::parse(encoded)
             // The number of the current manifest never falls.
             && named.as_ref().is_none_or(|named| named.number <= current.number)
+            && current.number >= min
             && numbers.iter().all(|&number| number <= current.number)
             && let Some(bytes) = self.intact_manifest(Some(encoded))?
+            && self.names_all_files(&bytes)?
         {
             replace(&self.current(), encoded, &self.copies)?;
             return Ok(bytes);
@@ -315,6 +332,19 @@ impl Table {
                 }
             }
         })
+    }
+
+    /// Whether a manifest names every file of the table. A newer manifest may name others.
+    fn names_all_files(&self, manifest: &[u8]) -> Result<bool, CheckError> {
+        let Ok(manifest) = Manifest::parse(manifest) else {
+            return Ok(false);
+        };
+        let mut names = names(&self.dir.join("tables"))?.into_iter();
+        let is_named = |name: String| {
+            let mut files = manifest.files.iter();
+            files.any(|file| file.number.to_string() == name)
+        };
+        Ok(names.all(is_named))
     }
 
     /// Whether this table, the registry, names another table. Its files are not compressed and hold

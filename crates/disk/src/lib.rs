@@ -47,7 +47,7 @@ pub fn prepare(dir: &Path, depth: Depth) -> Result<Prepared, CheckError> {
     let is_unsynced = |journal: u64, last: Option<u64>| record.is_unsynced(journal, last);
     let journals = journal::check(dir, is_unsynced)?;
     let prepared = synced::check(dir, journals, record)?;
-    keyspaces::check(dir, depth)?;
+    keyspaces::check(dir, depth, |table| prepared.manifest_min(table))?;
     rewrite::rewrite_journals(dir).map_err(at(dir))?;
     keyspaces::copy_and_verify(dir);
     Ok(prepared)
@@ -97,7 +97,7 @@ pub enum CheckError {
     #[error(transparent)]
     Damaged(DamagedFile),
     /// The disk failed, or a file may not be read or written.
-    #[error("cannot verify {}", path.display())]
+    #[error("cannot verify {}; check the disk, and the owner and mode of the file", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,

@@ -2,10 +2,11 @@
 //! checksum.
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
-//! slot is `"WBJRNLS2" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
-//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), how many
-//! journals, and for each journal its number, the number of its last batch plus one, how many
-//! tables, and for each table its number and that of its manifest. Numbers are little-endian.
+//! slot is `"WBJRNLS3" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
+//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), a list of tables,
+//! how many journals, and for each journal its number, the number of its last batch plus one, and a
+//! list of tables. A list of tables is how many they are, and for each table its number and that of
+//! its manifest. Numbers are little-endian.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,7 +19,7 @@ use crate::{boot_id, sync_dir};
 
 /// The name of the file, below the store's directory.
 const FILE: &str = "synced";
-const MAGIC: &[u8; 8] = b"WBJRNLS2";
+const MAGIC: &[u8; 8] = b"WBJRNLS3";
 /// A slot begins on its own block, so that a torn write harms one slot alone.
 const SLOT_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
@@ -32,13 +33,13 @@ pub(crate) struct KnownJournal {
     /// The number of the last batch in it that is known to be synced; `None` if none is.
     pub(crate) last: Option<u64>,
     /// The tables whose entries may be in this journal alone.
-    pub(crate) unflushed: Vec<Unflushed>,
+    pub(crate) unflushed: Vec<KnownTable>,
 }
 
-/// A table with entries in memory, and its manifest at that time. A flush of the entries raises the
-/// manifest's number.
+/// A table, and its manifest at that time. A flush of its entries in memory raises the manifest's
+/// number.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Unflushed {
+pub(crate) struct KnownTable {
     pub(crate) table: u64,
     pub(crate) manifest: u64,
 }
@@ -50,6 +51,8 @@ pub(crate) struct Record {
     pub(crate) number: u64,
     /// The start of the machine in which it was written; 0 if that is unknown.
     pub(crate) boot: u64,
+    /// All tables. None is ever removed.
+    pub(crate) tables: Vec<KnownTable>,
     /// In the order of their numbers. Batches are appended to the last one.
     pub(crate) journals: Vec<KnownJournal>,
 }
@@ -63,6 +66,14 @@ pub(crate) enum Stored {
 }
 
 impl Stored {
+    /// The tables that the store had.
+    pub(crate) fn tables(&self) -> &[KnownTable] {
+        match self {
+            Self::Found(record) => &record.tables,
+            Self::Missing | Self::Unreadable => &[],
+        }
+    }
+
     /// Whether the power may have failed, and what follows the batch `last` of a journal was not
     /// synced as far as is known.
     pub(crate) fn is_unsynced(&self, journal: u64, last: Option<u64>) -> bool {
@@ -124,18 +135,14 @@ impl Record {
         let from = self.journals.len().saturating_sub(JOURNALS_MAX);
         let journals = &self.journals[from..];
         let mut bytes = vec![0; HEADER_BYTES];
-        let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
-        put(self.number);
-        put(self.boot);
-        put(journals.len() as u64);
+        put(&mut bytes, self.number);
+        put(&mut bytes, self.boot);
+        put_tables(&mut bytes, &self.tables);
+        put(&mut bytes, journals.len() as u64);
         for journal in journals {
-            put(journal.number);
-            put(journal.last.map_or(0, |last| last + 1));
-            put(journal.unflushed.len() as u64);
-            for Unflushed { table, manifest } in &journal.unflushed {
-                put(*table);
-                put(*manifest);
-            }
+            put(&mut bytes, journal.number);
+            put(&mut bytes, journal.last.map_or(0, |last| last + 1));
+            put_tables(&mut bytes, &journal.unflushed);
         }
         let body = &bytes[HEADER_BYTES..];
         let (sum, length) = (xxh3_64(body), body.len() as u64);
@@ -154,32 +161,50 @@ impl Record {
             return None;
         }
         let mut rest = body;
-        let mut take = || {
-            let number;
-            (number, rest) = rest.split_first_chunk()?;
-            Some(u64::from_le_bytes(*number))
-        };
-        let (number, boot) = (take()?, take()?);
+        let (number, boot) = (take(&mut rest)?, take(&mut rest)?);
+        let tables = take_tables(&mut rest)?;
         let mut journals = Vec::new();
-        for _ in 0..take()? {
-            let (number, last) = (take()?, take()?.checked_sub(1));
-            let mut unflushed = Vec::new();
-            for _ in 0..take()? {
-                let (table, manifest) = (take()?, take()?);
-                unflushed.push(Unflushed { table, manifest });
-            }
+        for _ in 0..take(&mut rest)? {
             journals.push(KnownJournal {
-                number,
-                last,
-                unflushed,
+                number: take(&mut rest)?,
+                last: take(&mut rest)?.checked_sub(1),
+                unflushed: take_tables(&mut rest)?,
             });
         }
         Some(Self {
             number,
             boot,
+            tables,
             journals,
         })
     }
+}
+
+fn put(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_tables(bytes: &mut Vec<u8>, tables: &[KnownTable]) {
+    put(bytes, tables.len() as u64);
+    for KnownTable { table, manifest } in tables {
+        put(bytes, *table);
+        put(bytes, *manifest);
+    }
+}
+
+fn take(bytes: &mut &[u8]) -> Option<u64> {
+    let number;
+    (number, *bytes) = bytes.split_first_chunk()?;
+    Some(u64::from_le_bytes(*number))
+}
+
+fn take_tables(bytes: &mut &[u8]) -> Option<Vec<KnownTable>> {
+    let mut tables = Vec::new();
+    for _ in 0..take(bytes)? {
+        let (table, manifest) = (take(bytes)?, take(bytes)?);
+        tables.push(KnownTable { table, manifest });
+    }
+    Some(tables)
 }
 
 #[cfg(test)]
@@ -187,7 +212,7 @@ mod tests {
     use super::*;
 
     fn record(last: u64) -> Vec<KnownJournal> {
-        let unflushed = vec![Unflushed {
+        let unflushed = vec![KnownTable {
             table: 3,
             manifest: 0,
         }];
@@ -215,7 +240,14 @@ mod tests {
             "the system does not read it"
         );
         fs::remove_dir(path(dir.path())).unwrap();
-        let mut newest = Record::default();
+        let tables = vec![KnownTable {
+            table: 1,
+            manifest: 4,
+        }];
+        let mut newest = Record {
+            tables: tables.clone(),
+            ..Record::default()
+        };
         let file = create(dir.path(), &mut newest).unwrap();
         for last in [0, 10, 20] {
             newest.journals = record(last);
@@ -227,6 +259,7 @@ mod tests {
         let older = Record {
             boot: 0,
             number: newest.number - 1,
+            tables,
             journals: record(10),
         };
         let slot = usize::try_from(newest.number % 2).unwrap() * SLOT_BYTES;
@@ -244,7 +277,7 @@ mod tests {
 
     #[test]
     fn all_kept_journals_fit_into_a_slot() {
-        let tables = (0..10).map(|table| Unflushed { table, manifest: 1 });
+        let tables = (0..10).map(|table| KnownTable { table, manifest: 1 });
         let journal = |number| KnownJournal {
             number,
             last: Some(number),
@@ -253,6 +286,7 @@ mod tests {
         let record = Record {
             boot: 0,
             number: 1,
+            tables: tables.clone().collect(),
             journals: (0..1_000).map(journal).collect(),
         };
         let bytes = record.encode();
@@ -267,6 +301,7 @@ mod tests {
             Stored::Found(Record {
                 number: 1,
                 boot,
+                tables: vec![],
                 journals: record(7),
             })
         };

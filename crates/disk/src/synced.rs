@@ -10,6 +10,8 @@
 //! * **The record may lag, but it never leads.** It is written after the sync that it describes,
 //!   and no other batch is committed in between. The record itself is not synced: it survives `kill
 //!   -9`, and a power loss leaves an older one.
+//! * **No table is lost silently.** The key-value store opens without a table whose directory is
+//!   missing, and drops its entries in the journals. So the record names all tables.
 //! * **No intact store is refused.** The key-value store deletes a journal other than the last one
 //!   as soon as all of its entries are in tables. Each table that had entries in memory then has a
 //!   newer manifest.
@@ -27,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fjall::{AbstractTree as _, AnyTree, Database, Keyspace, OwnedWriteBatch, PersistMode};
 
 use crate::journal::{self, Journal};
-use crate::record::{self, KnownJournal, Record, Stored, Unflushed};
+use crate::record::{self, KnownJournal, KnownTable, Record, Stored};
 use crate::{CheckError, DamagedFile, GiveUp, keyspaces, sync_dir};
 
 /// The journals found before a store was opened, all of them synced by now, and their record.
@@ -38,17 +40,30 @@ pub struct Prepared {
     record: Stored,
 }
 
-/// Refuses a store if a journal ends before the point up to which it was synced.
+impl Prepared {
+    /// The lowest number that the current manifest of a table can have.
+    pub(crate) fn manifest_min(&self, table: u64) -> u64 {
+        let mut tables = self.record.tables().iter();
+        let known = tables.find(|known| known.table == table);
+        known.map_or(0, |known| known.manifest)
+    }
+}
+
+/// Refuses a store if a journal ends before the point up to which it was synced, or a table is
+/// missing.
 ///
 /// # Errors
 ///
-/// [`CheckError::Damaged`] names the journal.
+/// [`CheckError::Damaged`] names the journal or the table's directory.
 pub(crate) fn check(
     store: &Path,
     journals: Vec<Journal>,
     record: Stored,
 ) -> Result<Prepared, CheckError> {
     let file = record::path(store);
+    for known in record.tables() {
+        keyspaces::check_exists(store, known.table)?;
+    }
     match &record {
         Stored::Found(record) => {
             for known in &record.journals {
@@ -60,7 +75,7 @@ pub(crate) fn check(
                 tracing::warn!(
                     file = %file.display(),
                     is_missing = record == Stored::Missing,
-                    "cannot read the record of synced journals; a shortened journal is not detected at this start"
+                    "cannot read the record of synced journals; a shortened journal or a missing table is not detected at this start"
                 );
             }
         }
@@ -91,7 +106,7 @@ fn check_journal(
         ),
         Some(_) => format!("it has no batch, but batches up to number {last} were synced"),
         None => {
-            let is_written_out = |unflushed: &Unflushed| {
+            let is_written_out = |unflushed: &KnownTable| {
                 // A damaged manifest is reported elsewhere.
                 keyspaces::manifest_number(store, unflushed.table)
                     .is_none_or(|number| number > unflushed.manifest)
@@ -172,6 +187,7 @@ impl Synced {
         // tables.
         let (_, unflushed) = synced.in_memory();
         let mut state = synced.state();
+        state.record.tables = synced.known_tables();
         let journals = synced.journals(&state.record.journals)?;
         state.record.journals = journals;
         state.record.boot = record::boot();
@@ -234,6 +250,7 @@ impl Synced {
         let (newest, unflushed) = self.in_memory();
         // Everything was written out just now.
         let Some(newest) = newest else { return };
+        state.record.tables = self.known_tables();
         if let Err(error) = self.advance(&mut state.record.journals, newest, unflushed) {
             tracing::warn!(
                 file = %self.store.display(),
@@ -245,15 +262,23 @@ impl Synced {
         state.write(&self.store);
     }
 
+    fn known_tables(&self) -> Vec<KnownTable> {
+        let known = |(table, tree): &(u64, AnyTree)| KnownTable {
+            table: *table,
+            manifest: tree.current_version().id(),
+        };
+        self.tables.iter().map(known).collect()
+    }
+
     /// The number of the newest batch in memory, and which tables have entries in memory.
-    fn in_memory(&self) -> (Option<u64>, Vec<Unflushed>) {
+    fn in_memory(&self) -> (Option<u64>, Vec<KnownTable>) {
         let (mut newest, mut unflushed) = (None, Vec::with_capacity(self.tables.len()));
         for (table, tree) in &self.tables {
             // First the manifest: a flush in between makes the next one newer.
             let manifest = tree.current_version().id();
             if let Some(number) = tree.get_highest_memtable_seqno() {
                 newest = newest.max(Some(number));
-                unflushed.push(Unflushed {
+                unflushed.push(KnownTable {
                     table: *table,
                     manifest,
                 });
@@ -268,7 +293,7 @@ impl Synced {
         &self,
         journals: &mut Vec<KnownJournal>,
         newest: u64,
-        unflushed: Vec<Unflushed>,
+        unflushed: Vec<KnownTable>,
     ) -> io::Result<()> {
         let exists = |journal: &KnownJournal| journal::path(&self.store, journal.number).exists();
         if !journals.last().is_some_and(exists) {

@@ -34,7 +34,7 @@ use waybill_engine::Timestamp;
 use waybill_store::{EmbeddedSnapshot, EmbeddedStore, StoreError};
 
 pub use file::{Contents, FileError, check};
-pub use restore::{RestoreError, restore};
+pub use restore::{RestoreError, Restored, restore};
 
 use waybill_clock::wall_clock;
 use waybill_telemetry::chain;

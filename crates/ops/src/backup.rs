@@ -12,7 +12,7 @@ use reqwest::Response;
 use reqwest::header::CONTENT_TYPE;
 use waybill_clock::time_text;
 use waybill_http::media_type;
-use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
+use waybill_node::backup::{self, Contents, Restored, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
 use waybill_telemetry::visible::counted;
 
@@ -88,8 +88,15 @@ impl RestoreArgs {
     ///
     /// If the backup is incomplete, the directory is not empty, or it cannot be written.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
-        let contents = backup::restore(&self.file, &config.data_dir)?;
-        Ok(summary(&config.data_dir, contents))
+        let Restored { contents, lost } = backup::restore(&self.file, &config.data_dir)?;
+        let mut summary = summary(&config.data_dir, contents);
+        if lost > 0 {
+            summary += &format!(
+                "\n{} had lost parts before the backup; `waybill doctor` names the list",
+                counted(lost as u64, "operation")
+            );
+        }
+        Ok(summary)
     }
 }
 

@@ -149,8 +149,7 @@ impl EmbeddedStore {
     pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
         rebuild::if_asked(&config)?;
         let tables = Arc::new(Reopening::open(config.clone())?);
-        rebuild::report(&config.path, tables.damages())
-            .map_err(|error| StoreError::unavailable("reading the report of a rebuild", error))?;
+        rebuild::report(&config.path, tables.damages());
         let (commands, queue) = mpsc::channel(config.queued_calls_max.max(1));
         let writer = Writer::spawn(Arc::clone(&tables), queue, &config)?;
         let purge = Purge::spawn(Arc::clone(&tables), commands.downgrade(), &config)?;

@@ -191,6 +191,27 @@ async fn a_damaged_metadata_file_is_restored_from_its_copy_or_reported() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_without_the_directory_of_a_table_refuses_the_start() {
+    let sample = Sample::new(true).await;
+    let mut tables = 0;
+    for table in fs::read_dir(sample.dir.path().join("meta/keyspaces")).unwrap() {
+        let dir = temporary();
+        copy_dir(sample.dir.path(), dir.path());
+        let path = dir.path().join("meta/keyspaces");
+        let path = path.join(table.unwrap().file_name());
+        let aside = dir.path().join("aside");
+        fs::rename(&path, &aside).unwrap();
+        assert_names(&start(dir.path()).await.unwrap_err(), &path);
+        fs::rename(&aside, &path).unwrap();
+        let broker = start(dir.path()).await.unwrap();
+        assert_eq!(entries(&broker), sample.entries);
+        assert!(broker.shutdown().await);
+        tables += 1;
+    }
+    assert!(tables > 2, "{tables}");
+}
+
 /// The journal of the metadata, below the data directory, what it holds, and where its batches end.
 fn journal(sample: &Sample) -> (PathBuf, Vec<u8>, Vec<usize>) {
     let journals = files(&sample.dir.path().join("meta")).into_iter();

@@ -30,8 +30,11 @@ impl Table {
     /// Verifies a file, and restores it if a copy helps.
     pub(super) fn check_file(&self, named: &TableFile, depth: Depth) -> Result<(), CheckError> {
         let path = self.dir.join("tables").join(named.number.to_string());
-        let Err(problem) = verify(&path, named, depth)? else {
-            return Ok(());
+        let flaw = match verify(&path, named, depth)? {
+            Ok(()) => return Ok(()),
+            // The end of the right file would not fit its entries.
+            Err(flaw @ Flaw::Another(_)) => return Err(damaged(&path, flaw.to_string())),
+            Err(flaw @ Flaw::Damage(_)) => flaw,
         };
         if let Some(copy) = Copy::read(&self.copies.join(named.copy_name()))? {
             copy.restore(&path, named, &self.copies)?;
@@ -39,16 +42,16 @@ impl Table {
         // Damaged entries alone do not prevent opening, nor does a filter that is read later: it
         // makes entries unreadable.
         let opens = match depth {
-            Depth::Opening => verify_end(&path, named.level)?,
+            Depth::Opening => verify_end(&path, named, named.level)?,
             Depth::Whole => verify(&path, named, depth)?,
         };
         if opens.is_err() {
-            return Err(damaged(&path, problem));
+            return Err(damaged(&path, flaw.to_string()));
         }
-        if let Err(problem) = verify(&path, named, depth)? {
+        if let Err(flaw) = verify(&path, named, depth)? {
             tracing::error!(
                 file = %path.display(),
-                problem,
+                problem = %flaw,
                 "a damaged file of the key-value store has no usable copy: some of its entries cannot be read"
             );
         }
@@ -81,57 +84,90 @@ impl Table {
     }
 }
 
-/// A description of what is wrong with a file.
-type Verified = Result<(), String>;
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+enum Flaw {
+    /// A description of the damage.
+    #[error("{0}")]
+    Damage(String),
+    /// It is another file of a table, whose number this is.
+    #[error("it is another file of a table, whose name was {0}")]
+    Another(u64),
+}
+
+type Verified = Result<(), Flaw>;
+
+fn damage<T>(problem: impl Into<String>) -> Result<T, Flaw> {
+    Err(Flaw::Damage(problem.into()))
+}
 
 /// Verifies small files completely, and larger ones to the given `depth`: at least their end.
 fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, CheckError> {
     let len = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(Err("it is missing".to_owned()));
+            return Ok(damage("it is missing"));
         }
         metadata => metadata.map_err(at(path))?.len(),
     };
     if len > SMALL_BYTES && depth == Depth::Opening {
-        return verify_end(path, FIRST_LEVEL);
+        return verify_end(path, named, FIRST_LEVEL);
     }
     let is_intact = read(path)?.is_some_and(|bytes| xxh3_128(&bytes) == named.checksum);
     // Prefer the more specific problem.
     Ok(match is_intact {
         true => Ok(()),
-        false => verify_end(path, FIRST_LEVEL)?
-            .and_then(|()| Err("its checksum is not the one in its manifest".to_owned())),
+        false => verify_end(path, named, FIRST_LEVEL)?
+            .and_then(|()| damage("its checksum is not the one in its manifest")),
     })
 }
 
 /// Verifies what follows the data blocks: all but the filter, and on the first level the filter, too.
-fn verify_end(path: &Path, level: u8) -> Result<Verified, CheckError> {
+fn verify_end(path: &Path, named: &TableFile, level: u8) -> Result<Verified, CheckError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(Err("it is missing".to_owned()));
+            return Ok(damage("it is missing"));
         }
         file => file.map_err(at(path))?,
     };
     let len = file.metadata().map_err(at(path))?.len();
-    Ok(verify_sections(len, level, |range| read_at(&file, range)).map(|_| ()))
+    let verified = verify_sections(len, level, |range| read_at(&file, range));
+    Ok(match verified {
+        Err(problem) => damage(problem),
+        Ok(End {
+            number: Some(number),
+            ..
+        }) if number != named.number => Err(Flaw::Another(number)),
+        Ok(_) => Ok(()),
+    })
 }
 
-/// As [`verify_end`]. Returns where the sections after the data blocks begin.
+/// What follows the data blocks of a file.
+struct End {
+    /// Where it begins.
+    start: u64,
+    /// The number of the file, if it was found.
+    number: Option<u64>,
+}
+
+/// As [`verify_end`], of a file with any number.
 fn verify_sections(
     len: u64,
     level: u8,
     read: impl Fn(Range<u64>) -> io::Result<Vec<u8>>,
-) -> Result<u64, String> {
+) -> Result<End, String> {
     let archive = Archive::read(len, &read)?;
     for needed in [&b"meta"[..], b"tli"] {
         if archive.section(needed).is_none() {
             return Err("a section is missing".to_owned());
         }
     }
-    let mut start = len;
+    let mut end = End {
+        start: len,
+        number: None,
+    };
     for (name, range) in &archive.sections {
         if name != b"data" {
-            start = start.min(range.start);
+            end.start = end.start.min(range.start);
         }
         let is_read = match &name[..] {
             b"meta" | b"tli" | b"index" | b"filter_tli" => true,
@@ -144,9 +180,20 @@ fn verify_sections(
                 let name = String::from_utf8_lossy(name);
                 return Err(format!("the checksum of its section {name} does not match"));
             }
+            if name == b"meta" {
+                end.number = number_in(&bytes);
+            }
         }
     }
-    Ok(start)
+    Ok(end)
+}
+
+/// The number of a file in its section `meta`, which holds the key verbatim, the length of the value
+/// and the value.
+fn number_in(meta: &[u8]) -> Option<u64> {
+    let key = b"table_id\x08";
+    let at = meta.windows(key.len()).position(|bytes| bytes == key)?;
+    Bytes(&meta[at + key.len()..]).u64()
 }
 
 /// Whether bytes are intact blocks.
@@ -188,8 +235,8 @@ impl Copy {
         let start = match len <= SMALL_BYTES {
             true => 0,
             false => match verify_sections(len, FIRST_LEVEL, |range| read_at(&file, range)) {
-                Ok(start) => start,
-                Err(_) => return Ok(None),
+                Ok(end) if end.number.is_none_or(|number| number == named.number) => end.start,
+                Ok(_) | Err(_) => return Ok(None),
             },
         };
         let end = read_at(&file, start..len)?;

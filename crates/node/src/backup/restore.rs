@@ -44,14 +44,23 @@ pub enum RestoreError {
     Logs(#[from] CopyError),
 }
 
-/// Restores the backup in `file` to `data_dir`, and returns its contents. Checks the file against
+/// What was restored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Restored {
+    /// The contents of the backup.
+    pub contents: Contents,
+    /// How many of its operations had lost parts before. The store lists and reports them.
+    pub lost: usize,
+}
+
+/// Restores the backup in `file` to `data_dir`. Checks the file against
 /// its hash first. Writes everything to `data_dir` with the suffix `.partial`, and renames that at
 /// the end.
 ///
 /// # Errors
 ///
 /// See [`RestoreError`]. `data_dir` is then unchanged.
-pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
+pub fn restore(file: &Path, data_dir: &Path) -> Result<Restored, RestoreError> {
     let unusable = |source| RestoreError::File {
         path: file.to_owned(),
         source,
@@ -71,13 +80,18 @@ pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
         }
         made => made.map_err(of(&partial))?,
     }
-    let made = fill(&mut backup, &partial, unusable)
-        .and_then(|()| put_in_place(&partial, data_dir).map_err(of(data_dir)));
+    let made = fill(&mut backup, &partial, unusable).and_then(|lost| {
+        put_in_place(&partial, data_dir).map_err(of(data_dir))?;
+        Ok(lost)
+    });
     if made.is_err() {
         // The first failure is the one to report.
         let _ = fs::remove_dir_all(&partial);
     }
-    made.map(|()| backup.contents())
+    made.map(|lost| Restored {
+        contents: backup.contents(),
+        lost,
+    })
 }
 
 /// Whether the path does not exist, or is an empty directory.
@@ -88,11 +102,12 @@ fn is_free(dir: &Path) -> bool {
     }
 }
 
+/// Returns how many operations have lost parts.
 fn fill(
     backup: &mut Reader,
     dir: &Path,
     unusable: impl Fn(FileError) -> RestoreError,
-) -> Result<(), RestoreError> {
+) -> Result<usize, RestoreError> {
     let (store_dir, broker_dir) = (data_dir::of_store(dir), data_dir::of_broker(dir));
     fs::create_dir_all(&store_dir).map_err(of(&store_dir))?;
     let mut store = EmbeddedRestore::begin(&store_dir)?;
@@ -111,13 +126,13 @@ fn fill(
             Piece::LogBytes(bytes) => logs.append(&bytes)?,
         }
     }
-    store.finish()?;
+    let lost = store.finish()?;
     logs.finish()?;
     for dir in [&store_dir, &broker_dir, dir] {
         let synced = File::open(dir).and_then(|dir| dir.sync_all());
         synced.map_err(of(dir))?;
     }
-    Ok(())
+    Ok(lost)
 }
 
 fn of(path: &Path) -> impl FnOnce(io::Error) -> RestoreError + use<> {

@@ -9,18 +9,22 @@
 //! * **Entries are bytes.** They are neither decoded nor validated: unreadable ones are copied,
 //!   too.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use fjall::{OwnedWriteBatch, Readable, Snapshot};
+use fjall::{OwnedWriteBatch, Readable, Snapshot, UserKey};
 use tokio::sync::oneshot;
+use waybill_engine::OperationId;
 
+use super::damage;
+use super::rebuild;
 use super::tables::{Tables, failed};
 use super::writer::Command;
 use super::{Closed, EmbeddedConfig, EmbeddedStore};
-use crate::StoreError;
+use crate::{StoreError, codec, keys};
 
 /// The longest time for which commits are held back. A lease lasts many times as long.
 const HOLD_MAX: Duration = Duration::from_secs(2);
@@ -111,11 +115,23 @@ impl EmbeddedSnapshot {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read.
+    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read; it names the
+    /// damaged files.
     pub fn entries(&self) -> impl Iterator<Item = Result<StoreEntry, StoreError>> {
         self.tables.all().into_iter().flat_map(|(table, keyspace)| {
+            let mut last: Option<UserKey> = None;
             self.snapshot.iter(keyspace).map(move |entry| {
-                let (key, value) = entry.into_inner().map_err(failed("reading a snapshot"))?;
+                let (key, value) = entry.into_inner().map_err(|error| {
+                    let files = damage::files_after(keyspace, last.as_deref());
+                    match damage::cause(&error) {
+                        Some(cause) => StoreError::unavailable(
+                            "reading a snapshot",
+                            format!("{}: {cause}", files.join(", ")),
+                        ),
+                        None => failed("reading a snapshot")(error),
+                    }
+                })?;
+                last = Some(key.clone());
                 Ok(StoreEntry {
                     table,
                     key: key.to_vec(),
@@ -140,9 +156,12 @@ impl std::fmt::Debug for EmbeddedSnapshot {
 
 /// A new store, filled entry by entry. It is usable once it is [finished](Self::finish).
 pub struct EmbeddedRestore {
+    path: PathBuf,
     tables: Tables,
     batch: OwnedWriteBatch,
     gathered_bytes: usize,
+    /// The operations with parts that are marked as unreadable.
+    lost: BTreeSet<OperationId>,
 }
 
 impl EmbeddedRestore {
@@ -154,9 +173,11 @@ impl EmbeddedRestore {
     pub fn begin(path: &Path) -> Result<Self, StoreError> {
         let tables = Tables::open(&EmbeddedConfig::new(path))?;
         Ok(Self {
+            path: path.to_owned(),
             batch: tables.db.batch(),
             tables,
             gathered_bytes: 0,
+            lost: BTreeSet::new(),
         })
     }
 
@@ -176,6 +197,9 @@ impl EmbeddedRestore {
             });
         };
         self.batch.insert(keyspace, key, value);
+        if value == codec::LOST && matches!(table, "state" | "created") {
+            self.lost.extend(keys::read_row(key));
+        }
         self.gathered_bytes += key.len() + value.len();
         if self.gathered_bytes >= GATHERED_BYTES {
             self.write()?;
@@ -183,15 +207,21 @@ impl EmbeddedRestore {
         Ok(())
     }
 
-    /// Writes the rest, and syncs everything.
+    /// Writes the rest, and syncs everything. If operations have parts that are marked as
+    /// unreadable, the store reports them from then on; returns how many these are.
     ///
     /// # Errors
     ///
     /// [`StoreError::Unavailable`] if the disk fails.
-    pub fn finish(mut self) -> Result<(), StoreError> {
+    pub fn finish(mut self) -> Result<usize, StoreError> {
         self.write()?;
         let synced = self.tables.synced.sync(&self.tables.db);
-        synced.map_err(failed("syncing a restored store"))
+        synced.map_err(failed("syncing a restored store"))?;
+        if !self.lost.is_empty() {
+            rebuild::list_lost(&self.path, &self.lost)
+                .map_err(|error| StoreError::unavailable("listing lost operations", error))?;
+        }
+        Ok(self.lost.len())
     }
 
     fn write(&mut self) -> Result<(), StoreError> {

@@ -174,16 +174,16 @@ impl Damages {
         observed.parts.insert(key, part);
     }
 
-    /// Records that the store was rebuilt without data of `kept`, the damaged store, where the file
-    /// `list` has the IDs of operations: `count` says how many, or why that is unknown.
-    pub(super) fn note_rebuild(&self, kept: &Path, count: &str, list: &str) {
-        let kept_at = kept.display();
+    /// Records that a rebuild has left out parts of the operations in the file `list`: `count` says
+    /// how many these are, or why that is unknown.
+    pub(super) fn note_lost(&self, list: &Path, count: &str) {
+        let file = list.display().to_string();
         let report = DamagedPart {
             table: None,
-            entries: format!("the operations in {kept_at}/{list} ({count})"),
-            files: vec![kept_at.to_string()],
-            cause: "the store was rebuilt without its damaged blocks; remove the directory when \
-                    the operations are settled"
+            entries: format!("the operations in {file} ({count})"),
+            files: vec![file],
+            cause: "the store was rebuilt without its damaged blocks; remove the file when the \
+                    operations are settled"
                 .to_owned(),
         };
         let mut observed = self.observed();
@@ -192,7 +192,7 @@ impl Damages {
             first: Vec::new(),
             report,
         };
-        let key = (REBUILD, kept.as_os_str().as_encoded_bytes().to_vec());
+        let key = (REBUILD, Vec::new());
         observed.parts.insert(key, part);
     }
 
@@ -227,6 +227,17 @@ fn files(keyspace: &Keyspace, first: &[u8], last: &[u8]) -> Vec<String> {
         }
     }
     if damaged.is_empty() { others } else { damaged }
+}
+
+/// The files of a table in which entries after a key, or any entries, cannot be read. If all of them
+/// can be read now, those that hold entries after the key.
+pub(super) fn files_after(keyspace: &Keyspace, key: Option<&[u8]>) -> Vec<String> {
+    let version = keyspace.tree.current_version();
+    let ends = version.iter_tables();
+    let last = ends.map(|table| table.metadata.key_range.max()).max();
+    last.map_or_else(Vec::new, |last| {
+        files(keyspace, key.unwrap_or_default(), last)
+    })
 }
 
 /// Visits every key between two keys in the files of a table whose entry can be read, deleted ones

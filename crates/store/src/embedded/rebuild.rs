@@ -13,8 +13,10 @@
 //!   one.
 //! * **No readable entry is lost.** Each file of a damaged table is read alone: in a walk over all
 //!   files at once a damaged block hides what others have between its keys.
-//! * **Nothing is lost silently.** The operations that are known to have lost parts are listed in
-//!   the damaged store ([`LOST`]), and reported until that is removed.
+//! * **Nothing is lost silently.** The new store has a list of the operations that are known to have
+//!   lost parts ([`LOST`]). It is reported until it is removed, also after a backup was restored.
+//! * **A repaired store is not replaced.** If the damaged file was put right meanwhile, the new store
+//!   is discarded.
 //! * **Leases are not guessed.** If one is damaged, the store does not open.
 //!
 //! Entries of the deadline index and of the attention table in a damaged block are lost. So is an
@@ -27,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot, UserKey};
 use waybill_clock::wall_clock;
-use waybill_disk::sync_dir;
+use waybill_disk::{is_created, sync_dir};
 use waybill_engine::OperationId;
 
 use super::damage::{self, Damages};
@@ -37,7 +39,7 @@ use crate::{StoreError, codec, keys};
 
 /// The file that asks for a new store.
 const MARK: &str = "rebuild";
-/// The file in a damaged store that lists the operations that lost parts, an id per line.
+/// The file in a store that lists the operations that have lost parts, an id per line.
 const LOST: &str = "lost-operations";
 
 /// Requests that the next opening of the store rebuilds it from the readable data.
@@ -59,23 +61,26 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         beside(&config.path, "rebuilt"),
     );
     if made.exists() {
-        return take_place(store, &made).map_err(io);
+        if !is_created(store) || !is_intact(config)? {
+            return take_place(store, &made).map_err(io);
+        }
+        fs::remove_dir_all(&made).map_err(io)?;
     }
     if !store.join(MARK).exists() {
         return Ok(());
+    }
+    if making.exists() {
+        fs::remove_dir_all(&making).map_err(io)?;
     }
     let old = Tables::open_idle(config)?;
     if !old.all().into_iter().any(|(_, table)| has_damage(table)) {
         return fs::remove_file(store.join(MARK)).map_err(io);
     }
-    if making.exists() {
-        fs::remove_dir_all(&making).map_err(io)?;
-    }
     tracing::info!(
         store = %store.display(),
         "rebuilding the damaged state store from its readable data"
     );
-    let lost = write_new(&old, &making, store).inspect_err(|_| {
+    let lost = write_new(&old, &making).inspect_err(|_| {
         // What is half done takes space that the disk may need.
         let _ = fs::remove_dir_all(&making);
         tracing::error!(
@@ -94,34 +99,37 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Reports the damaged stores that rebuilds have kept next to this one. A list that cannot be read
-/// is reported as well: it must not keep the store from opening.
-pub(super) fn report(store: &Path, damages: &Damages) -> io::Result<()> {
-    let beside = beside(store, "damaged-");
-    let Some((dir, prefix)) = beside.parent().zip(beside.file_name()) else {
-        return Ok(());
-    };
-    for kept in fs::read_dir(dir)? {
-        let kept = kept?;
-        let name = kept.file_name();
-        if !name
-            .as_encoded_bytes()
-            .starts_with(prefix.as_encoded_bytes())
-        {
-            continue;
+/// Writes the list of operations that have lost parts. Durable when it returns.
+pub(super) fn list_lost(store: &Path, lost: &BTreeSet<OperationId>) -> io::Result<()> {
+    let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
+    let mut list = File::create(store.join(LOST))?;
+    list.write_all(ids.as_bytes())?;
+    list.sync_all()?;
+    sync_dir(store)
+}
+
+/// Reports the operations that have lost parts. A list that cannot be read is reported as well: it
+/// must not keep the store from opening.
+pub(super) fn report(store: &Path, damages: &Damages) {
+    let list = store.join(LOST);
+    let count = match fs::read(&list) {
+        Ok(ids) => {
+            let lines = ids.iter().filter(|byte| **byte == b'\n');
+            lines.count().to_string()
         }
-        let count = match fs::read(kept.path().join(LOST)) {
-            Ok(ids) => ids
-                .split(|byte| *byte == b'\n')
-                .count()
-                .saturating_sub(1)
-                .to_string(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => error.to_string(),
-        };
-        damages.note_rebuild(&kept.path(), &count, LOST);
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => error.to_string(),
+    };
+    damages.note_lost(&list, &count);
+}
+
+/// Whether the store can be opened and all of it can be read.
+fn is_intact(config: &EmbeddedConfig) -> Result<bool, StoreError> {
+    match Tables::open_idle(config) {
+        Err(locked @ StoreError::Locked { .. }) => Err(locked),
+        Err(_) => Ok(false),
+        Ok(old) => Ok(!old.all().into_iter().any(|(_, table)| has_damage(table))),
     }
-    Ok(())
 }
 
 /// Whether a file of a table has a block that cannot be read.
@@ -132,25 +140,16 @@ fn has_damage(table: &Keyspace) -> bool {
         .any(|file| file.iter().any(|item| item.is_err()))
 }
 
-/// Copies the readable data to a new store, and lists the operations with parts that are marked as
-/// unreadable. Returns how many these are.
-fn write_new(old: &Tables, making: &Path, store: &Path) -> Result<usize, StoreError> {
+/// Copies the readable data to a new store. Returns how many operations have parts that are marked
+/// as unreadable.
+fn write_new(old: &Tables, making: &Path) -> Result<usize, StoreError> {
     let mut new = EmbeddedRestore::begin(making)?;
-    let lost = copy(old, &mut new)?;
-    new.finish()?;
-    let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
-    let write = || {
-        let mut list = File::create(store.join(LOST))?;
-        list.write_all(ids.as_bytes())?;
-        list.sync_all()?;
-        sync_dir(store)
-    };
-    write().map_err(|error| StoreError::unavailable("listing lost operations", error))?;
-    Ok(lost.len())
+    copy(old, &mut new)?;
+    new.finish()
 }
 
-/// Copies the readable data. Returns the operations with parts that are marked as unreadable.
-fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>, StoreError> {
+/// Copies the readable data, and marks lost parts as unreadable.
+fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<(), StoreError> {
     // Rows in memory can only be read beside those in files. Until the new store is complete, the
     // journal keeps them as well.
     let tables = old
@@ -163,7 +162,6 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>
         }
     }
     let snapshot = old.db.snapshot();
-    let mut lost = BTreeSet::new();
     for (name, table, is_damaged) in tables {
         if name == "leases" {
             for entry in snapshot.iter(table) {
@@ -200,13 +198,12 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<BTreeSet<OperationId>
             for (part, of) in [("state", &old.state), ("created", &old.created)] {
                 if read(&snapshot, of, &row)?.is_none() {
                     new.put(part, &row, &codec::LOST)?;
-                    lost.insert(operation);
                 }
             }
             Ok(())
         })?;
     }
-    Ok(lost)
+    Ok(())
 }
 
 /// Visits every key of a table whose entry can be read, deleted ones included. A key may come
@@ -272,7 +269,8 @@ fn read_in_files(
 
 /// Replaces the old store with the complete new one. The old one is kept.
 fn take_place(store: &Path, made: &Path) -> io::Result<()> {
-    if store.exists() {
+    // What a start that was interrupted here has created is empty.
+    if store.exists() && fs::remove_dir(store).is_err() {
         let kept = format!("damaged-{}", wall_clock().as_millis());
         fs::rename(store, beside(store, &kept))?;
     }

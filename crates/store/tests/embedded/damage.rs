@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{OperationId, PartitionId, ShardId, Timestamp};
 use waybill_store::{
     AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, EmbeddedConfig,
-    EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowRead, RowWrite, Store, StoreError,
-    WriteBatch,
+    EmbeddedRestore, EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowRead, RowWrite, Store,
+    StoreError, WriteBatch,
 };
 
 use super::Embedded;
@@ -560,20 +561,82 @@ async fn a_rebuild_keeps_every_row_that_can_be_read_and_names_all_others() {
             assert_eq!(before, after);
         }
     }
-    // It is reported until the damaged store is removed.
-    let report = store.damage();
-    let kept = report.parts[0].files[0].clone();
-    assert!(kept.contains("store.damaged-"), "{report:?}");
-    let listed = std::fs::read_to_string(Path::new(&kept).join("lost-operations")).unwrap();
-    let mut listed: Vec<_> = listed.lines().map(str::to_owned).collect();
-    let mut wanted: Vec<_> = lost_before.iter().map(ToString::to_string).collect();
-    listed.sort();
-    wanted.sort();
-    assert_eq!(listed, wanted);
+    // A store that is restored from its backup reports the same.
+    let store = Arc::new(store);
+    let held = Arc::clone(&store);
+    let held = tokio::task::spawn_blocking(move || held.while_held(|| ()));
+    let (snapshot, ()) = held.await.unwrap().unwrap();
+    let restored = EmbeddedConfig::new(dir.path().join("restored"));
+    let mut restore = EmbeddedRestore::begin(&restored.path).unwrap();
+    for entry in snapshot.entries() {
+        let entry = entry.unwrap();
+        restore.put(entry.table, &entry.key, &entry.value).unwrap();
+    }
+    assert_eq!(restore.finish().unwrap(), lost_before.len());
+    drop((snapshot, store));
+    for config in [config, restored] {
+        let store = EmbeddedStore::open(config.clone()).unwrap();
+        let report = store.damage();
+        let list = config.path.join("lost-operations");
+        assert_eq!(report.parts[0].files, [list.to_str().unwrap()]);
+        let listed = std::fs::read_to_string(&list).unwrap();
+        let mut listed: Vec<_> = listed.lines().map(str::to_owned).collect();
+        let mut wanted: Vec<_> = lost_before.iter().map(ToString::to_string).collect();
+        listed.sort();
+        wanted.sort();
+        assert_eq!(listed, wanted);
+        drop(store);
+        std::fs::remove_file(list).unwrap();
+        let store = EmbeddedStore::open(config).unwrap();
+        assert!(store.damage().is_empty());
+    }
+}
+
+/// The disk was full when the new store was to take the place of the old one. Then a person has
+/// replaced the damaged file.
+#[tokio::test]
+async fn a_repaired_store_is_not_replaced_by_its_rebuild() {
+    for is_repaired in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = EmbeddedConfig::new(dir.path().join("store"));
+        let ids: Vec<_> = (0..2_000).map(|_| fresh_id()).collect();
+        let batch = rows(ids.iter().map(|&id| write(id, 1, true)));
+        let store = EmbeddedStore::open(config.clone()).unwrap();
+        store.write(batch).await.unwrap();
+        drop(store);
+        let file = damage_a_block(&config.path, "state");
+        let made = dir.path().join("store.rebuilt");
+        drop(EmbeddedStore::open(EmbeddedConfig::new(&made)).unwrap());
+        if is_repaired {
+            let mut bytes = std::fs::read(&file).unwrap();
+            let at = bytes.len() / 3;
+            bytes[at] ^= 0x10;
+            std::fs::write(&file, bytes).unwrap();
+        }
+        let store = EmbeddedStore::open(config).unwrap();
+        let read = store.get_many(ids).await.unwrap();
+        let is_old = read.iter().all(|row| matches!(row, Ok(Some(_))));
+        assert_eq!(is_old, is_repaired);
+        assert!(!made.exists());
+    }
+}
+
+#[tokio::test]
+async fn a_backup_of_a_damaged_store_fails_and_names_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let ids: Vec<_> = (0..2_000).map(|_| fresh_id()).collect();
+    let batch = rows(ids.iter().map(|&id| write(id, 1, true)));
+    let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();
+    store.write(batch).await.unwrap();
     drop(store);
-    std::fs::remove_dir_all(kept).unwrap();
-    let store = EmbeddedStore::open(config).unwrap();
-    assert!(store.damage().is_empty());
+    let file = damage_a_block(&path, "created");
+    let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();
+    let held = tokio::task::spawn_blocking(move || store.while_held(|| ()));
+    let (snapshot, ()) = held.await.unwrap().unwrap();
+    let error = snapshot.entries().find_map(Result::err).unwrap();
+    let error = std::error::Error::source(&error).unwrap().to_string();
+    assert!(error.contains(file.to_str().unwrap()), "{error}");
 }
 
 /// A lease cannot be guessed, so that the store does not open.

@@ -455,6 +455,83 @@ async fn an_unflushed_table_is_not_deleted() {
     assert_eq!(read, [Ok(Some(row(id, 1, 1)))]);
 }
 
+/// The key-value store would open without it, and drop its entries in the journal.
+#[tokio::test]
+async fn a_store_without_the_directory_of_a_table_is_refused() {
+    let sample = Sample::new(200).await;
+    for table in 1..=8 {
+        let dir = temporary();
+        copy_dir(sample.dir.path(), dir.path());
+        let file = PathBuf::from(format!("keyspaces/{table}"));
+        let (path, aside) = (dir.path().join(&file), dir.path().join("aside"));
+        fs::rename(&path, &aside).unwrap();
+        let outcome = sample.outcome(dir.path(), &file).await;
+        assert_eq!(outcome, Outcome::Refused, "{table}");
+        fs::rename(&aside, &path).unwrap();
+        let outcome = sample.outcome(dir.path(), &file).await;
+        assert_eq!(outcome, Outcome::Whole, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn another_file_of_the_table_in_the_place_of_a_large_one_refuses_the_start() {
+    let sample = Sample::new(12_000).await;
+    {
+        let db = fjall::Database::builder(sample.dir.path()).open().unwrap();
+        let options = fjall::KeyspaceCreateOptions::default;
+        let states = db.keyspace("state", options).unwrap();
+        for _ in 0..20_000 {
+            let [key, value] = [fresh_id(), fresh_id()].map(|id| id.0.into_bytes());
+            states.insert(key, value).unwrap();
+        }
+        states.rotate_memtable_and_wait().unwrap();
+    }
+    let mut large = sample.files();
+    large.retain(|file| {
+        let len = sample.dir.path().join(file).metadata().unwrap().len();
+        file.starts_with("keyspaces/2/tables") && len > 256 << 10
+    });
+    let [file, other] = &large[..] else {
+        panic!("{large:?}");
+    };
+    for has_copies in [true, false] {
+        let bytes = fs::read(sample.dir.path().join(other)).unwrap();
+        let dir = sample.damaged(file, has_copies, &Change::Cut { len: 0 });
+        let path = dir.path().join(file);
+        fs::write(&path, &bytes).unwrap();
+        let text = open(dir.path()).unwrap_err().to_string();
+        assert!(text.contains(path.to_str().unwrap()), "{text}");
+        let name = other.file_name().unwrap().to_str().unwrap();
+        assert!(text.contains(&format!("whose name was {name}")), "{text}");
+        // It is left as it was.
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+}
+
+/// The newest manifest is gone as well, so that nothing says which it was.
+#[tokio::test]
+async fn an_older_current_does_not_come_back() {
+    let sample = Sample::new(400).await;
+    let table = sample.dir.path().join("keyspaces/2");
+    let numbers = || {
+        let names = fs::read_dir(&table).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter_map(|name| name.strip_prefix('v')?.parse::<u64>().ok())
+    };
+    let old = numbers().max().unwrap();
+    let kept = fs::read(table.join(format!("v{old}"))).unwrap();
+    write_out(sample.dir.path());
+    let new = numbers().max().unwrap();
+    assert!(new > old);
+    // As if the process had been killed before it removed the older manifest.
+    fs::write(table.join(format!("v{old}")), kept).unwrap();
+    fs::remove_file(table.join(format!("v{new}"))).unwrap();
+    let current = Path::new("keyspaces/2/current");
+    fs::remove_file(sample.dir.path().join(current)).unwrap();
+    let outcome = sample.outcome(sample.dir.path(), current).await;
+    assert_eq!(outcome, Outcome::Refused);
+}
+
 #[tokio::test]
 async fn a_missing_file_is_restored_or_reported() {
     let sample = Sample::new(200).await;
