@@ -245,14 +245,27 @@ impl Tables {
         id: OperationId,
         now: Timestamp,
     ) -> Result<RowRead, StoreError> {
+        let created = || {
+            let found = reader.get(&self.created, keys::row(id));
+            self.of_row(RowPart::Created, id, found, "reading rows")
+        };
         let (header, state) = match self.state_of(reader, id)? {
-            None => return Ok(Ok(None)),
+            // Both parts are written and removed together: a disk has lost or misplaced the other.
+            None => {
+                return Ok(created()?.and_then(|created| match created {
+                    None => Ok(None),
+                    Some(_) => Err(CorruptRow {
+                        id,
+                        what: "row",
+                        cause: "it has an immutable part but no state".to_owned(),
+                    }),
+                }));
+            }
             Some(Err(corrupt)) => return Ok(Err(corrupt)),
             Some(Ok((header, _))) if header.has_expired(now) => return Ok(Ok(None)),
             Some(Ok(state)) => state,
         };
-        let found = reader.get(&self.created, keys::row(id));
-        let created = match self.of_row(RowPart::Created, id, found, "reading rows")? {
+        let created = match created()? {
             Err(damaged) => Err(damaged),
             Ok(None) => Err(CorruptRow {
                 id,

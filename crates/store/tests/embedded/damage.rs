@@ -592,6 +592,31 @@ async fn a_rebuild_keeps_every_row_that_can_be_read_and_names_all_others() {
     }
 }
 
+/// As a block that the disk has written to another place would leave it.
+#[tokio::test]
+async fn a_row_without_one_of_its_parts_is_unreadable_rather_than_unknown() {
+    for part in ["state", "created"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (id, unknown) = (fresh_id(), fresh_id());
+        let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+        store.write(rows([write(id, 1, true)])).await.unwrap();
+        drop(store);
+        {
+            let db = fjall::Database::builder(dir.path()).open().unwrap();
+            let options = fjall::KeyspaceCreateOptions::default;
+            let table = db.keyspace(part, options).unwrap();
+            let key = table.iter().next().unwrap().key().unwrap();
+            table.remove(key).unwrap();
+            db.persist(fjall::PersistMode::SyncAll).unwrap();
+        }
+        let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+        let read = store.get_many(vec![id, unknown]).await.unwrap();
+        let cause = read[0].as_ref().unwrap_err().to_string();
+        assert!(cause.contains("part"), "{cause}");
+        assert_eq!(read[1], Ok(None));
+    }
+}
+
 /// The disk was full when the new store was to take the place of the old one. Then a person has
 /// replaced the damaged file.
 #[tokio::test]
