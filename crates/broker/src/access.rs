@@ -30,8 +30,8 @@ pub trait Logins: fmt::Debug + Send + Sync {
     /// The rights of a user with this password; `None` refuses the login. Must not block.
     fn log_in(&self, user: &str, password: &str) -> Option<Arc<dyn Rights>>;
 
-    /// What verifies that a user has the password, and the rights if that succeeds; `None` if the
-    /// user cannot log in with SCRAM. Must not block.
+    /// The verifier of a user, and the rights that a successful login gets. `None` if the user cannot
+    /// log in with SCRAM. Must not block.
     fn verifier(&self, user: &str) -> Option<(Verifier, Arc<dyn Rights>)>;
 }
 
@@ -83,21 +83,6 @@ pub(crate) struct Begun {
     rights: Option<Arc<dyn Rights>>,
 }
 
-/// Conceals from clients which users exist.
-#[derive(Clone)]
-pub(crate) struct LoginSecret([u8; 32]);
-
-impl LoginSecret {
-    pub(crate) fn new() -> Self {
-        let halves = [Uuid::new_v4(), Uuid::new_v4()].map(Uuid::into_bytes);
-        let mut secret = [0; 32];
-        for (place, byte) in secret.iter_mut().zip(halves.concat()) {
-            *place = byte;
-        }
-        Self(secret)
-    }
-}
-
 impl Login {
     /// The state of a new connection.
     pub(crate) fn new(logins: Option<&Arc<dyn Logins>>) -> Self {
@@ -121,7 +106,12 @@ impl Login {
     pub(crate) fn rights(&self) -> Option<&Arc<dyn Rights>> {
         match self {
             Self::Done(rights) => Some(rights),
-            _ => None,
+            Self::NotNeeded
+            | Self::Missing
+            | Self::Plain
+            | Self::Scram
+            | Self::ScramBegun(_)
+            | Self::Refused => None,
         }
     }
 
@@ -150,7 +140,7 @@ impl Login {
     pub(crate) fn authenticate(
         &mut self,
         logins: Option<&Arc<dyn Logins>>,
-        secret: &LoginSecret,
+        secret: &[u8; 32],
         request: &SaslAuthenticateRequest,
     ) -> SaslAuthenticateResponse {
         let refused = |error: ResponseError, message: String| {
@@ -159,7 +149,7 @@ impl Login {
                 .with_error_message(Some(StrBytes::from_string(message)))
         };
         let illegal = || {
-            let message = "a login follows SaslHandshake, once";
+            let message = "SaslAuthenticate is allowed once, after SaslHandshake";
             refused(ResponseError::IllegalSaslState, message.to_owned())
         };
         let Some(logins) = logins else {
@@ -195,7 +185,7 @@ fn by_password(logins: &dyn Logins, message: &[u8]) -> Next {
     Ok((Login::Done(rights), String::new()))
 }
 
-fn begin_scram(logins: &dyn Logins, secret: &LoginSecret, message: &[u8]) -> Next {
+fn begin_scram(logins: &dyn Logins, secret: &[u8; 32], message: &[u8]) -> Next {
     let nonce = Uuid::new_v4().simple().to_string();
     let mut rights = None;
     let verifier = |user: &str| {
@@ -203,7 +193,7 @@ fn begin_scram(logins: &dyn Logins, secret: &LoginSecret, message: &[u8]) -> Nex
         rights = Some(its_rights);
         Some(verifier)
     };
-    let (exchange, answer) = Exchange::begin(message, &nonce, &secret.0, verifier)?;
+    let (exchange, answer) = Exchange::begin(message, &nonce, secret, verifier)?;
     let begun = Begun { exchange, rights };
     Ok((Login::ScramBegun(Box::new(begun)), answer))
 }

@@ -19,7 +19,7 @@ use waybill_connections::{Buffers, ConnectionSlot, Connections};
 use waybill_disk::{boot_id, sync_dir};
 
 use crate::BrokerSettings;
-use crate::access::{Login, LoginSecret};
+use crate::access::Login;
 use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
@@ -391,6 +391,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
     let from_meta = |error: MetaError| unreadable(Box::new(error));
     let meta = Arc::new(Meta::open(&path.join("meta")).map_err(from_meta)?);
     let cluster_id = StrBytes::from_string(meta.cluster_id().map_err(from_meta)?);
+    let login_secret = meta.login_secret().map_err(from_meta)?;
     let limits = Limits {
         disk,
         producers_max: config.producers_max,
@@ -418,7 +419,7 @@ fn open(config: BrokerSettings) -> Result<Opened, StartError> {
         cluster_id,
         topics,
         meta,
-        login_secret: LoginSecret::new(),
+        login_secret,
         coordinator: Coordinator::new(GroupLimits {
             initial_delay: config.group_initial_delay,
             groups_max: config.groups_max,

@@ -23,6 +23,7 @@ use crate::{TopicConfig, locked};
 const PRODUCER_ID_BLOCK: i64 = 1_000;
 
 const CLUSTER_ID: &[u8] = b"cluster-id";
+const LOGIN_SECRET: &[u8] = b"login-secret";
 const NEXT_PRODUCER_ID: &[u8] = b"next-producer-id";
 const RUN_TIME: &[u8] = b"run-time";
 /// How far producer ids skip ahead when a backup is restored: further than any process gets.
@@ -102,6 +103,20 @@ impl Meta {
         let id = Uuid::new_v4().simple().to_string();
         self.put_synced(CLUSTER_ID, &id)?;
         Ok(id)
+    }
+
+    /// The secret that conceals from clients which users exist, made at the first start: two answers
+    /// of which one precedes a restart must not differ.
+    pub(crate) fn login_secret(&self) -> Result<[u8; 32], MetaError> {
+        if let Some(secret) = self.get(&self.store()?.cluster, LOGIN_SECRET)? {
+            return Ok(secret);
+        }
+        let mut secret = [0; 32];
+        let (first, second) = secret.split_at_mut(16);
+        first.copy_from_slice(Uuid::new_v4().as_bytes());
+        second.copy_from_slice(Uuid::new_v4().as_bytes());
+        self.put_synced(LOGIN_SECRET, &secret)?;
+        Ok(secret)
     }
 
     /// A producer id that was never given out before.
@@ -528,6 +543,7 @@ mod tests {
         };
         let meta = Meta::open(dir.path()).unwrap();
         let cluster_id = meta.cluster_id().unwrap();
+        let login_secret = meta.login_secret().unwrap();
         meta.put_topic("orders", &topic).unwrap();
         meta.put_log_start([7; 16], 2, 40).unwrap();
         let mut ages = SegmentAges::default();
@@ -545,6 +561,7 @@ mod tests {
 
         let meta = Meta::open(dir.path()).unwrap();
         assert_eq!(meta.cluster_id().unwrap(), cluster_id);
+        assert_eq!(meta.login_secret().unwrap(), login_secret);
         assert_eq!(meta.topics().unwrap(), [("orders".to_owned(), topic)]);
         assert_eq!(meta.log_start([7; 16], 2).unwrap(), 40);
         assert_eq!(meta.log_start([7; 16], 1).unwrap(), 0);

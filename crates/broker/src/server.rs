@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use waybill_connections::Buffers;
 
 use crate::BrokerSettings;
-use crate::access::{LoginSecret, Logins};
+use crate::access::Logins;
 use crate::group::Coordinator;
 use crate::meta::Meta;
 use crate::stats::Counters;
@@ -27,7 +27,8 @@ pub(crate) struct Server {
     pub(crate) topics: Topics,
     pub(crate) meta: Arc<Meta>,
     pub(crate) coordinator: Coordinator,
-    pub(crate) login_secret: LoginSecret,
+    /// Conceals from clients which users exist.
+    pub(crate) login_secret: [u8; 32],
     pub(crate) counters: Arc<Counters>,
     pub(crate) buffers: Buffers,
     /// Those of control requests and their answers, so that none waits for an answer before it.

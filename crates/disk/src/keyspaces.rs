@@ -105,7 +105,8 @@ pub(crate) fn remove_unfinished(dir: &Path) -> Result<(), CheckError> {
 /// if a copy is proven right. Does nothing if there is no store yet.
 ///
 /// The caller has locked the store or owns its directory, and the store is not open. `manifest_min`
-/// is the lowest number that the current manifest of a table can have.
+/// is the number of a table's manifest in the record `synced`, 0 if that is unknown. The current
+/// manifest has this number or a higher one.
 ///
 /// # Errors
 ///
@@ -154,9 +155,13 @@ pub(crate) fn check(
 /// Refuses a store without the directory of a table that it had.
 pub(crate) fn check_exists(store: &Path, table: u64) -> Result<(), CheckError> {
     let Table { dir, .. } = Table::new(store, table);
-    match dir.is_dir() {
-        true => Ok(()),
-        false => Err(damaged(&dir, "the directory is missing")),
+    match fs::metadata(&dir) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => Err(damaged(&dir, "it is not a directory")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(damaged(&dir, "the directory is missing"))
+        }
+        Err(error) => Err(at(&dir)(error)),
     }
 }
 
@@ -246,7 +251,16 @@ impl Table {
             return Ok(None);
         }
         let bytes = match self.intact_manifest(named.as_deref())? {
-            Some(bytes) => bytes,
+            Some(bytes) => {
+                let current = named.as_deref().and_then(Current::parse);
+                if let Some(Current { number, .. }) = current.filter(|current| current.number < min)
+                {
+                    let problem =
+                        format!("it names manifest {number}, but manifest {min} was current");
+                    return Err(damaged(&self.current(), problem));
+                }
+                bytes
+            }
             None => self.restored_manifest(named.as_deref(), copied.as_deref(), min)?,
         };
         let manifest = Manifest::parse(&bytes);
@@ -334,7 +348,8 @@ impl Table {
         })
     }
 
-    /// Whether a manifest names every file of the table. A newer manifest may name others.
+    /// Whether a manifest names every table file on disk. An unnamed file may belong to a newer
+    /// manifest.
     fn names_all_files(&self, manifest: &[u8]) -> Result<bool, CheckError> {
         let Ok(manifest) = Manifest::parse(manifest) else {
             return Ok(false);

@@ -5,7 +5,8 @@
 //! * [`prepare`] verifies all files that opening a store reads, and restores damaged ones from
 //!   copies.
 //! * [`keyspaces::copy`] keeps these copies.
-//! * [`Synced`] records how far the journals are synced, and [`prepare`] verifies this length.
+//! * [`Synced`] records how far the journals are synced and which tables there are, and [`prepare`]
+//!   verifies both.
 //! * [`write_back`] has the kernel write early, so that no sync waits for much.
 //!
 //! What must hold: **a store with a damaged file is not opened** if that would lose entries or end
@@ -111,7 +112,7 @@ pub enum CheckError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{} cannot be used: {problem}. Opening the store anyway would lose acknowledged entries. Put \
-     an intact copy of the file in its place, or restore a backup into a new directory: waybill \
+     an intact copy in its place, or restore a backup into a new directory: waybill \
      restore BACKUP --data-dir NEW{}",
     file.display(),
     self.give_up()

@@ -38,7 +38,7 @@ pub(crate) struct KnownJournal {
 
 /// A table, and its manifest at that time. A flush of its entries in memory raises the manifest's
 /// number.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KnownTable {
     pub(crate) table: u64,
     pub(crate) manifest: u64,
@@ -51,7 +51,8 @@ pub(crate) struct Record {
     pub(crate) number: u64,
     /// The start of the machine in which it was written; 0 if that is unknown.
     pub(crate) boot: u64,
-    /// All tables. None is ever removed.
+    /// The tables that the program writes to, without the registry. A start without the directory of
+    /// one is refused.
     pub(crate) tables: Vec<KnownTable>,
     /// In the order of their numbers. Batches are appended to the last one.
     pub(crate) journals: Vec<KnownJournal>,

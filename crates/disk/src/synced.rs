@@ -1,4 +1,5 @@
-//! Records how far the journals are synced, to detect a journal that lost its end.
+//! Records how far the journals are synced and which tables there are, to detect a journal that lost
+//! its end and a table that is missing or older.
 //!
 //! A journal that was deleted, truncated between two batches, or replaced by an older copy is
 //! valid. The key-value store opens it silently, without the entries that it lost. So the file
@@ -75,7 +76,7 @@ pub(crate) fn check(
                 tracing::warn!(
                     file = %file.display(),
                     is_missing = record == Stored::Missing,
-                    "cannot read the record of synced journals; a shortened journal or a missing table is not detected at this start"
+                    "cannot read the record of synced journals and tables; a shortened journal or a missing table is not detected at this start"
                 );
             }
         }
@@ -138,6 +139,15 @@ pub struct Synced {
     state: Mutex<State>,
 }
 
+/// The tables as they are in memory.
+struct InMemory {
+    /// The number of the newest batch in memory.
+    newest: Option<u64>,
+    tables: Vec<KnownTable>,
+    /// The tables that have entries in memory.
+    unflushed: Vec<KnownTable>,
+}
+
 struct State {
     record: Record,
     /// `None` until it can be created.
@@ -185,9 +195,11 @@ impl Synced {
         };
         // Read before the journals are listed: a journal deleted in between needs none of these
         // tables.
-        let (_, unflushed) = synced.in_memory();
+        let InMemory {
+            tables, unflushed, ..
+        } = synced.in_memory();
         let mut state = synced.state();
-        state.record.tables = synced.known_tables();
+        state.record.tables = tables;
         let journals = synced.journals(&state.record.journals)?;
         state.record.journals = journals;
         state.record.boot = record::boot();
@@ -247,10 +259,14 @@ impl Synced {
 
     /// Records that all batches are synced. If the record cannot be written, it lags.
     fn note(&self, state: &mut State) {
-        let (newest, unflushed) = self.in_memory();
+        let InMemory {
+            newest,
+            tables,
+            unflushed,
+        } = self.in_memory();
         // Everything was written out just now.
         let Some(newest) = newest else { return };
-        state.record.tables = self.known_tables();
+        state.record.tables = tables;
         if let Err(error) = self.advance(&mut state.record.journals, newest, unflushed) {
             tracing::warn!(
                 file = %self.store.display(),
@@ -262,29 +278,27 @@ impl Synced {
         state.write(&self.store);
     }
 
-    fn known_tables(&self) -> Vec<KnownTable> {
-        let known = |(table, tree): &(u64, AnyTree)| KnownTable {
-            table: *table,
-            manifest: tree.current_version().id(),
-        };
-        self.tables.iter().map(known).collect()
-    }
-
-    /// The number of the newest batch in memory, and which tables have entries in memory.
-    fn in_memory(&self) -> (Option<u64>, Vec<KnownTable>) {
-        let (mut newest, mut unflushed) = (None, Vec::with_capacity(self.tables.len()));
+    fn in_memory(&self) -> InMemory {
+        let mut newest = None;
+        let mut tables = Vec::with_capacity(self.tables.len());
+        let mut unflushed = Vec::with_capacity(self.tables.len());
         for (table, tree) in &self.tables {
             // First the manifest: a flush in between makes the next one newer.
-            let manifest = tree.current_version().id();
+            let known = KnownTable {
+                table: *table,
+                manifest: tree.current_version().id(),
+            };
             if let Some(number) = tree.get_highest_memtable_seqno() {
                 newest = newest.max(Some(number));
-                unflushed.push(KnownTable {
-                    table: *table,
-                    manifest,
-                });
+                unflushed.push(known);
             }
+            tables.push(known);
         }
-        (newest, unflushed)
+        InMemory {
+            newest,
+            tables,
+            unflushed,
+        }
     }
 
     /// Follows the key-value store to the journal that it appends to, and notes that it is synced

@@ -77,6 +77,11 @@ impl Authenticator {
             file_permissions::warn_if_world_writable(path, "the tokens or keys of the API");
         }
         let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
+        if let (Some(path), Some(tokens)) = (&config.tokens_file, &tokens)
+            && tokens.get().has_verifiers()
+        {
+            file_permissions::warn_if_world_readable(path, "the verifiers of logins with SCRAM");
+        }
         let jwt = config.jwt.jwks_file.clone();
         let jwt = jwt.map(|path| Jwt::follow(path, &config.jwt)).transpose()?;
         Ok(Some(Arc::new(Self {

@@ -14,6 +14,8 @@ use waybill_clock::time_text;
 use waybill_http::media_type;
 use waybill_node::backup::{self, Contents, Restored, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
+use waybill_node::data_dir::of_store;
+use waybill_store::LOST_OPERATIONS;
 use waybill_telemetry::visible::counted;
 
 use crate::access::AdminArgs;
@@ -92,8 +94,9 @@ impl RestoreArgs {
         let mut summary = summary(&config.data_dir, contents);
         if lost > 0 {
             summary += &format!(
-                "\n{} had lost parts before the backup; `waybill doctor` names the list",
-                counted(lost as u64, "operation")
+                "\n{} had already lost parts when the backup was made; {} lists them",
+                counted(lost as u64, "operation"),
+                of_store(&config.data_dir).join(LOST_OPERATIONS).display()
             );
         }
         Ok(summary)

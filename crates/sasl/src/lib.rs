@@ -8,7 +8,7 @@
 //! of the message, or show in `Debug` what a login depends on.
 //!
 //! Deliberately absent: I/O, randomness (the caller passes nonces and salts), channel bindings, and
-//! the preparation of passwords that are not ASCII.
+//! SASLprep: names and passwords are compared byte by byte.
 
 mod plain;
 mod scram;

@@ -13,14 +13,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
-use crate::Verifier;
 use crate::verifier::{Key, keyed_hash};
+use crate::{ITERATIONS, Verifier};
 
 /// Why a login is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
-    /// The message does not follow RFC 5802, or requires an extension or a channel binding.
-    #[error("the message is not one of SCRAM-SHA-256 without channel binding")]
+    /// The message does not follow its mechanism, or requires an extension or a channel binding.
+    #[error("the message of the login is malformed")]
     Malformed,
     /// The proof is wrong, or there is no such user.
     #[error("the user name or the password is wrong")]
@@ -42,8 +42,8 @@ impl Exchange {
     /// Answers the client's first message. The answer is the second element.
     ///
     /// `verifier` finds what is stored for a user. `nonce` is unguessable, new for each login, and of
-    /// visible ASCII characters without commas. `secret` is unguessable and lasts as long as the
-    /// process: it conceals whether a user exists.
+    /// visible ASCII characters without commas. `secret` is unguessable and never changes: it
+    /// conceals whether a user exists.
     ///
     /// # Errors
     ///
@@ -56,10 +56,10 @@ impl Exchange {
     ) -> Result<(Self, String), Refused> {
         let First { header, user, bare } = First::read(message).ok_or(Refused::Malformed)?;
         let (user, of_client) = user;
-        let verifier = verifier(&user).unwrap_or_else(|| Verifier::of_nobody(&user, secret));
+        let verifier = verifier(&user).unwrap_or_else(|| Verifier::decoy(&user, secret));
         let nonce = format!("{of_client}{nonce}");
-        let salt = STANDARD.encode(&verifier.salt);
-        let answer = format!("r={nonce},s={salt},i={}", verifier.iterations);
+        let salt = STANDARD.encode(verifier.salt);
+        let answer = format!("r={nonce},s={salt},i={ITERATIONS}");
         let exchange = Self {
             verifier,
             header: header.into(),
@@ -211,8 +211,7 @@ mod tests {
         let first = ["rOprNGfwEbeRWgbNEkqO"; 2].concat();
         let without_proof = format!("c=biws,r={first}{NONCE}");
         let covered = format!("{},{without_proof}", exchange.messages);
-        let salt = exchange.verifier.salt.clone();
-        let client_key = client_key("pencil", &salt.to_vec().try_into().unwrap());
+        let client_key = client_key("pencil", &exchange.verifier.salt);
         let signature = keyed_hash(&exchange.verifier.stored_key, &[covered.as_bytes()]);
         let proof = std::array::from_fn::<u8, 32, _>(|index| client_key[index] ^ signature[index]);
         let message = format!("{without_proof},p={}", STANDARD.encode(proof));

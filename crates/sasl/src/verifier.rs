@@ -8,31 +8,32 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::{Digest as _, Sha256};
 
-/// The number of iterations of new verifiers, the least that RFC 7677 allows.
+/// The number of iterations, the least that RFC 7677 allows.
 ///
 /// More iterations make it harder to guess a password from a stolen verifier. A token has 32 random
 /// bytes, which nobody can guess.
 pub const ITERATIONS: u32 = 4096;
-/// The most iterations of a verifier; Kafka accepts no more either.
-const ITERATIONS_MAX: u32 = 16_384;
-/// The length of the salt of new verifiers, in bytes.
+/// The length of a salt in bytes.
 pub const SALT_BYTES: usize = 16;
-/// The longest salt, in bytes.
-const SALT_BYTES_MAX: usize = 64;
 /// The name of the mechanism at the beginning of a stored verifier.
 const MECHANISM: &str = "SCRAM-SHA-256";
 
 /// A key or hash.
 pub(crate) type Key = [u8; 32];
 
-/// What a server stores for a user: it can verify a login, but nobody can log in with it.
+/// What a server stores for a user, to verify logins.
+///
+/// It does not contain the password. But with a verifier and a recorded login, or with the attempt of
+/// a client to log in at a false server that has the verifier, anybody can log in as that user (RFC
+/// 5802, section 9): keep it secret.
 ///
 /// As text it has the form that PostgreSQL uses:
-/// `SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>`, with salt and keys in Base64.
+/// `SCRAM-SHA-256$4096:<salt>$<stored key>:<server key>`, with salt and keys in Base64. Other numbers
+/// of iterations and lengths of salts are refused: clients could tell such users from those who do
+/// not exist.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier {
-    pub(crate) iterations: u32,
-    pub(crate) salt: Box<[u8]>,
+    pub(crate) salt: [u8; SALT_BYTES],
     pub(crate) stored_key: Key,
     pub(crate) server_key: Key,
 }
@@ -40,8 +41,7 @@ pub struct Verifier {
 /// The text is not a verifier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "must be SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>, with 4096 to 16384 iterations, a salt of 1 to \
-     64 bytes and keys of 32, in Base64"
+    "must be SCRAM-SHA-256$4096:<salt>$<stored key>:<server key>, with a salt of 16 bytes and keys of 32, in Base64"
 )]
 pub struct InvalidVerifier;
 
@@ -51,8 +51,7 @@ impl Verifier {
     pub fn new(password: &str, salt: &[u8; SALT_BYTES]) -> Self {
         let salted_password = iterated(password.as_bytes(), salt, ITERATIONS);
         Self {
-            iterations: ITERATIONS,
-            salt: (*salt).into(),
+            salt: *salt,
             stored_key: Sha256::digest(keyed_hash(&salted_password, &[b"Client Key"])).into(),
             server_key: keyed_hash(&salted_password, &[b"Server Key"]),
         }
@@ -60,11 +59,12 @@ impl Verifier {
 
     /// A verifier that accepts no password, for a user who does not exist. It is the same each time,
     /// so that clients cannot tell such users from others.
-    pub(crate) fn of_nobody(user: &str, key: &Key) -> Self {
-        let salt = keyed_hash(key, &[b"salt", user.as_bytes()]);
+    pub(crate) fn decoy(user: &str, key: &Key) -> Self {
+        let hash = keyed_hash(key, &[b"salt", user.as_bytes()]);
+        let mut salt = [0; SALT_BYTES];
+        salt.copy_from_slice(&hash[..SALT_BYTES]);
         Self {
-            iterations: ITERATIONS,
-            salt: salt[..SALT_BYTES].into(),
+            salt,
             stored_key: keyed_hash(key, &[b"stored key", user.as_bytes()]),
             server_key: keyed_hash(key, &[b"server key", user.as_bytes()]),
         }
@@ -109,17 +109,14 @@ impl FromStr for Verifier {
             let (head, keys) = rest.split_once('$')?;
             let (iterations, salt) = head.split_once(':')?;
             let (stored_key, server_key) = keys.split_once(':')?;
+            let is_known = mechanism == MECHANISM && iterations == ITERATIONS.to_string();
             let key = |text: &str| STANDARD.decode(text).ok()?.try_into().ok();
             let verifier = Self {
-                iterations: iterations.parse().ok()?,
-                salt: STANDARD.decode(salt).ok()?.into(),
+                salt: STANDARD.decode(salt).ok()?.try_into().ok()?,
                 stored_key: key(stored_key)?,
                 server_key: key(server_key)?,
             };
-            let is_valid = mechanism == MECHANISM
-                && (ITERATIONS..=ITERATIONS_MAX).contains(&verifier.iterations)
-                && (1..=SALT_BYTES_MAX).contains(&verifier.salt.len());
-            is_valid.then_some(verifier)
+            is_known.then_some(verifier)
         };
         parsed().ok_or(InvalidVerifier)
     }
@@ -128,25 +125,22 @@ impl FromStr for Verifier {
 impl fmt::Display for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            iterations,
             salt,
             stored_key,
             server_key,
         } = self;
         let [salt, stored_key, server_key] =
-            [&**salt, stored_key, server_key].map(|bytes| STANDARD.encode(bytes));
+            [&salt[..], stored_key, server_key].map(|bytes| STANDARD.encode(bytes));
         write!(
             f,
-            "{MECHANISM}${iterations}:{salt}${stored_key}:{server_key}"
+            "{MECHANISM}${ITERATIONS}:{salt}${stored_key}:{server_key}"
         )
     }
 }
 
 impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Verifier")
-            .field("iterations", &self.iterations)
-            .finish_non_exhaustive()
+        f.debug_struct("Verifier").finish_non_exhaustive()
     }
 }
 
@@ -164,20 +158,20 @@ mod tests {
         let start = "SCRAM-SHA-256$4096:MDEyMzQ1Njc4OWFiY2RlZg==$";
         assert!(text.starts_with(start), "{text}");
         let shown = format!("{verifier:?}");
-        assert_eq!(shown, "Verifier { iterations: 4096, .. }");
+        assert_eq!(shown, "Verifier { .. }");
     }
 
     #[test]
     fn other_texts_are_refused() {
         let good = Verifier::new("pencil", &SALT).to_string();
-        let long_salt = STANDARD.encode([7; SALT_BYTES_MAX + 1]);
+        let long_salt = STANDARD.encode([7; SALT_BYTES + 1]);
         for bad in [
             String::new(),
             "SCRAM-SHA-256".to_owned(),
             good.replace("SHA-256", "SHA-512"),
             good.replace("$4096", "$4095"),
-            good.replace("$4096", "$16385"),
-            good.replace("$4096", "$-1"),
+            good.replace("$4096", "$16384"),
+            good.replace("$4096", "$04096"),
             good.replace("MDEyMzQ1Njc4OWFiY2RlZg==", ""),
             good.replace("MDEyMzQ1Njc4OWFiY2RlZg==", &long_salt),
             good.replace("MDEy", "M*Ey"),
@@ -189,15 +183,15 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_the_same_salt_each_time() {
-        let nobody = Verifier::of_nobody("ada", &[1; 32]);
-        assert_eq!(nobody, Verifier::of_nobody("ada", &[1; 32]));
+    fn a_decoy_is_the_same_each_time() {
+        let decoy = Verifier::decoy("ada", &[1; 32]);
+        assert_eq!(decoy, Verifier::decoy("ada", &[1; 32]));
         let others = [
-            Verifier::of_nobody("bob", &[1; 32]),
-            Verifier::of_nobody("ada", &[2; 32]),
+            Verifier::decoy("bob", &[1; 32]),
+            Verifier::decoy("ada", &[2; 32]),
         ];
         for other in others {
-            assert_ne!(other.salt, nobody.salt);
+            assert_ne!(other.salt, decoy.salt);
         }
     }
 }

@@ -48,6 +48,7 @@ use waybill_engine::{OperationId, PartitionId};
 pub use self::backup::{EmbeddedRestore, EmbeddedSnapshot, StoreEntry};
 use self::group::EncodedBatch;
 use self::purge::Purge;
+pub use self::rebuild::LOST_OPERATIONS;
 use self::reopening::Reopening;
 pub use self::reopening::WriteFailure;
 use self::tables::Tables;

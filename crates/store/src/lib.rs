@@ -53,7 +53,8 @@ pub use cql::{
 };
 pub use damage::{DamageReport, DamagedPart};
 pub use embedded::{
-    EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, StoreEntry, WriteFailure,
+    EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, LOST_OPERATIONS, StoreEntry,
+    WriteFailure,
 };
 pub use error::{SchemaError, StoreError};
 pub use reply_key::ReplyKey;

@@ -115,7 +115,8 @@ pub(crate) fn handle(
             );
             if login.is_refused() {
                 add(&server.counters.logins_refused, 1);
-                tracing::warn!(peer = %ends.peer.ip(), "a login was refused");
+                let reason = answer.error_message.as_deref().unwrap_or_default();
+                tracing::warn!(peer = %ends.peer.ip(), reason, "a login was refused");
             }
             call.now(&answer)
         }

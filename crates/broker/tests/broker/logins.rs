@@ -244,11 +244,11 @@ async fn a_client_logs_in_with_scram() {
 
     for (user, password) in [("agent", "another password"), ("nobody", PASSWORD)] {
         let before = broker.stats().logins_refused;
-        let mut login = logged_in("SCRAM-SHA-256", user, password);
-        login[4].1 = "1000";
-        let refused = RDKafkaErrorCode::MessageTimedOut;
-        assert_eq!(write_as(&broker, &login, "answers").await, Err(refused));
-        assert!(broker.stats().logins_refused > before);
+        let login = logged_in("SCRAM-SHA-256", user, password);
+        tokio::select! {
+            written = write_as(&broker, &login, "answers") => panic!("{user}: {written:?}"),
+            () = until("the login is refused", async || broker.stats().logins_refused > before) => {}
+        }
     }
 }
 
@@ -266,21 +266,36 @@ async fn begin_scram(wire: &mut Wire, user: &str) -> String {
 async fn scram_does_not_show_which_users_exist() {
     let dir = tempfile::tempdir().unwrap();
     let (broker, _) = guarded(dir.path()).await;
-    let mut salts = Vec::new();
+    let mut answers = Vec::new();
     for user in ["agent", "agent", "nobody", "nobody"] {
         let mut wire = Wire::connect(broker.address()).await;
         let answer = begin_scram(&mut wire, user).await;
         let (nonce, salt) = answer.split_once(",s=").unwrap();
         assert!(nonce.len() > "r=abc".len() + 16, "{answer}");
-        salts.push(salt.to_owned());
-        // Not even the answer to a login that has only begun.
-        wire.send(9, &MetadataRequest::default()).await;
-        assert_eq!(wire.frame().await, None);
+        let (salt, iterations) = salt.split_once(',').unwrap();
+        let message = format!("c=biws,{nonce},p={}=", "A".repeat(43));
+        let proof = SaslAuthenticateRequest::default().with_auth_bytes(message.into());
+        let refused = wire.ask(2, &proof).await;
+        let message = refused.error_message.unwrap_or_default().to_string();
+        answers.push((salt.to_owned(), iterations.to_owned(), message));
     }
-    assert_eq!(salts[0], salts[1]);
-    assert_eq!(salts[2], salts[3]);
-    assert_ne!(salts[0], salts[2]);
-    assert!(salts.iter().all(|salt| salt.len() == salts[0].len()));
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[2], answers[3]);
+    assert_ne!(answers[0].0, answers[2].0);
+    for (salt, iterations, message) in &answers {
+        assert_eq!(salt.len(), answers[0].0.len());
+        assert_eq!((iterations, message), (&answers[0].1, &answers[0].2));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_whose_login_is_not_finished_may_ask_for_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, _) = guarded(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    begin_scram(&mut wire, "agent").await;
+    wire.send(9, &MetadataRequest::default()).await;
+    assert_eq!(wire.frame().await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

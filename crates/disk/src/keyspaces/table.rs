@@ -32,11 +32,12 @@ impl Table {
         let path = self.dir.join("tables").join(named.number.to_string());
         let flaw = match verify(&path, named, depth)? {
             Ok(()) => return Ok(()),
-            // The end of the right file would not fit its entries.
-            Err(flaw @ Flaw::Another(_)) => return Err(damaged(&path, flaw.to_string())),
-            Err(flaw @ Flaw::Damage(_)) => flaw,
+            Err(flaw) => flaw,
         };
-        if let Some(copy) = Copy::read(&self.copies.join(named.copy_name()))? {
+        let copy = Copy::read(&self.copies.join(named.copy_name()))?;
+        // A copy of the end alone would not fit the entries of another file.
+        let fits = |copy: &Copy| matches!(flaw, Flaw::Damage(_)) || copy.start() == Some(0);
+        if let Some(copy) = copy.filter(fits) {
             copy.restore(&path, named, &self.copies)?;
         }
         // Damaged entries alone do not prevent opening, nor does a filter that is read later: it
@@ -90,9 +91,9 @@ enum Flaw {
     /// A description of the damage.
     #[error("{0}")]
     Damage(String),
-    /// It is another file of a table, whose number this is.
-    #[error("it is another file of a table, whose name was {0}")]
-    Another(u64),
+    /// It is a table file with another number.
+    #[error("it is table file {found}, not {expected}")]
+    Another { found: u64, expected: u64 },
 }
 
 type Verified = Result<(), Flaw>;
@@ -136,7 +137,10 @@ fn verify_end(path: &Path, named: &TableFile, level: u8) -> Result<Verified, Che
         Ok(End {
             number: Some(number),
             ..
-        }) if number != named.number => Err(Flaw::Another(number)),
+        }) if number != named.number => Err(Flaw::Another {
+            found: number,
+            expected: named.number,
+        }),
         Ok(_) => Ok(()),
     })
 }
@@ -147,6 +151,12 @@ struct End {
     start: u64,
     /// The number of the file, if it was found.
     number: Option<u64>,
+}
+
+impl End {
+    fn is_of(&self, named: &TableFile) -> bool {
+        self.number.is_none_or(|number| number == named.number)
+    }
 }
 
 /// As [`verify_end`], of a file with any number.
@@ -189,10 +199,10 @@ fn verify_sections(
 }
 
 /// The number of a file in its section `meta`, which holds the key verbatim, the length of the value
-/// and the value.
+/// and the value. Keys of users precede it.
 fn number_in(meta: &[u8]) -> Option<u64> {
     let key = b"table_id\x08";
-    let at = meta.windows(key.len()).position(|bytes| bytes == key)?;
+    let at = meta.windows(key.len()).rposition(|bytes| bytes == key)?;
     Bytes(&meta[at + key.len()..]).u64()
 }
 
@@ -235,7 +245,7 @@ impl Copy {
         let start = match len <= SMALL_BYTES {
             true => 0,
             false => match verify_sections(len, FIRST_LEVEL, |range| read_at(&file, range)) {
-                Ok(end) if end.number.is_none_or(|number| number == named.number) => end.start,
+                Ok(end) if end.is_of(named) => end.start,
                 Ok(_) | Err(_) => return Ok(None),
             },
         };
@@ -278,7 +288,7 @@ impl Copy {
             let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
             Ok(bytes.to_vec())
         });
-        found.is_ok()
+        found.is_ok_and(|end| end.is_of(named))
     }
 
     /// Restores the part of the file that this copy covers, if the copy is intact.

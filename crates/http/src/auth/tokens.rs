@@ -127,6 +127,11 @@ impl Tokens {
         self.holders.get(hash).map(Arc::clone)
     }
 
+    /// Whether any token can log in with SCRAM.
+    pub(super) fn has_verifiers(&self) -> bool {
+        !self.verifiers.is_empty()
+    }
+
     /// The token of this name, and what verifies a login with SCRAM.
     pub(super) fn verifier(&self, name: &str) -> Option<(ListedToken, Verifier)> {
         self.verifiers.get(name).cloned()

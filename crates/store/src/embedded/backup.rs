@@ -115,21 +115,19 @@ impl EmbeddedSnapshot {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read; it names the
-    /// damaged files.
+    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read; it names the table,
+    /// and the damaged files that a compaction has not replaced since.
     pub fn entries(&self) -> impl Iterator<Item = Result<StoreEntry, StoreError>> {
         self.tables.all().into_iter().flat_map(|(table, keyspace)| {
             let mut last: Option<UserKey> = None;
             self.snapshot.iter(keyspace).map(move |entry| {
                 let (key, value) = entry.into_inner().map_err(|error| {
-                    let files = damage::files_after(keyspace, last.as_deref());
-                    match damage::cause(&error) {
-                        Some(cause) => StoreError::unavailable(
-                            "reading a snapshot",
-                            format!("{}: {cause}", files.join(", ")),
-                        ),
-                        None => failed("reading a snapshot")(error),
-                    }
+                    let Some(cause) = damage::cause(&error) else {
+                        return failed("reading a snapshot")(error);
+                    };
+                    let files = damage::files_from(keyspace, last.as_deref()).join(", ");
+                    let cause = format!("table {table}, file {files}: {cause}");
+                    StoreError::unavailable("reading a snapshot", cause)
                 })?;
                 last = Some(key.clone());
                 Ok(StoreEntry {
@@ -208,7 +206,7 @@ impl EmbeddedRestore {
     }
 
     /// Writes the rest, and syncs everything. If operations have parts that are marked as
-    /// unreadable, the store reports them from then on; returns how many these are.
+    /// unreadable, each opening of the store reports them. Returns how many these are.
     ///
     /// # Errors
     ///

@@ -182,8 +182,8 @@ impl Damages {
             table: None,
             entries: format!("the operations in {file} ({count})"),
             files: vec![file],
-            cause: "the store was rebuilt without its damaged blocks; remove the file when the \
-                    operations are settled"
+            cause: "the store was rebuilt without its damaged blocks; when the operations are settled, \
+                    remove the file and restart the process"
                 .to_owned(),
         };
         let mut observed = self.observed();
@@ -229,9 +229,9 @@ fn files(keyspace: &Keyspace, first: &[u8], last: &[u8]) -> Vec<String> {
     if damaged.is_empty() { others } else { damaged }
 }
 
-/// The files of a table in which entries after a key, or any entries, cannot be read. If all of them
-/// can be read now, those that hold entries after the key.
-pub(super) fn files_after(keyspace: &Keyspace, key: Option<&[u8]>) -> Vec<String> {
+/// The damaged files of a table that may hold entries from `key` on; all that may hold such entries,
+/// if none of them is damaged now.
+pub(super) fn files_from(keyspace: &Keyspace, key: Option<&[u8]>) -> Vec<String> {
     let version = keyspace.tree.current_version();
     let ends = version.iter_tables();
     let last = ends.map(|table| table.metadata.key_range.max()).max();

@@ -14,9 +14,10 @@
 //! * **No readable entry is lost.** Each file of a damaged table is read alone: in a walk over all
 //!   files at once a damaged block hides what others have between its keys.
 //! * **Nothing is lost silently.** The new store has a list of the operations that are known to have
-//!   lost parts ([`LOST`]). It is reported until it is removed, also after a backup was restored.
-//! * **A repaired store is not replaced.** If the damaged file was put right meanwhile, the new store
-//!   is discarded.
+//!   lost parts ([`LOST_OPERATIONS`]), and so has one that is restored from its backup. Each opening reports it
+//!   until it is removed.
+//! * **A repaired store is not replaced.** If the damaged file was repaired in the meantime, the new
+//!   store is discarded.
 //! * **Leases are not guessed.** If one is damaged, the store does not open.
 //!
 //! Entries of the deadline index and of the attention table in a damaged block are lost. So is an
@@ -40,7 +41,7 @@ use crate::{StoreError, codec, keys};
 /// The file that asks for a new store.
 const MARK: &str = "rebuild";
 /// The file in a store that lists the operations that have lost parts, an id per line.
-const LOST: &str = "lost-operations";
+pub const LOST_OPERATIONS: &str = "lost-operations";
 
 /// Requests that the next opening of the store rebuilds it from the readable data.
 pub(super) fn ask(store: &Path) -> io::Result<()> {
@@ -62,7 +63,9 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     );
     if made.exists() {
         if !is_created(store) || !is_intact(config)? {
-            return take_place(store, &made).map_err(io);
+            take_place(store, &made).map_err(io)?;
+            rebuilt(store);
+            return Ok(());
         }
         fs::remove_dir_all(&made).map_err(io)?;
     }
@@ -73,14 +76,14 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         fs::remove_dir_all(&making).map_err(io)?;
     }
     let old = Tables::open_idle(config)?;
-    if !old.all().into_iter().any(|(_, table)| has_damage(table)) {
+    if !is_any_damaged(&old)? {
         return fs::remove_file(store.join(MARK)).map_err(io);
     }
     tracing::info!(
         store = %store.display(),
         "rebuilding the damaged state store from its readable data"
     );
-    let lost = write_new(&old, &making).inspect_err(|_| {
+    write_new(&old, &making).inspect_err(|_| {
         // What is half done takes space that the disk may need.
         let _ = fs::remove_dir_all(&making);
         tracing::error!(
@@ -91,18 +94,21 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     drop(old);
     fs::rename(&making, &made).map_err(io)?;
     take_place(store, &made).map_err(io)?;
+    rebuilt(store);
+    Ok(())
+}
+
+fn rebuilt(store: &Path) {
     tracing::error!(
         store = %store.display(),
-        unreadable_rows = lost,
         "rebuilt the damaged state store from its readable data; the damaged store is kept next to it"
     );
-    Ok(())
 }
 
 /// Writes the list of operations that have lost parts. Durable when it returns.
 pub(super) fn list_lost(store: &Path, lost: &BTreeSet<OperationId>) -> io::Result<()> {
     let ids: String = lost.iter().map(|id| format!("{id}\n")).collect();
-    let mut list = File::create(store.join(LOST))?;
+    let mut list = File::create(store.join(LOST_OPERATIONS))?;
     list.write_all(ids.as_bytes())?;
     list.sync_all()?;
     sync_dir(store)
@@ -111,7 +117,7 @@ pub(super) fn list_lost(store: &Path, lost: &BTreeSet<OperationId>) -> io::Resul
 /// Reports the operations that have lost parts. A list that cannot be read is reported as well: it
 /// must not keep the store from opening.
 pub(super) fn report(store: &Path, damages: &Damages) {
-    let list = store.join(LOST);
+    let list = store.join(LOST_OPERATIONS);
     let count = match fs::read(&list) {
         Ok(ids) => {
             let lines = ids.iter().filter(|byte| **byte == b'\n');
@@ -123,46 +129,64 @@ pub(super) fn report(store: &Path, damages: &Damages) {
     damages.note_lost(&list, &count);
 }
 
-/// Whether the store can be opened and all of it can be read.
+/// Whether nothing of the store is damaged.
 fn is_intact(config: &EmbeddedConfig) -> Result<bool, StoreError> {
     match Tables::open_idle(config) {
-        Err(locked @ StoreError::Locked { .. }) => Err(locked),
-        Err(_) => Ok(false),
-        Ok(old) => Ok(!old.all().into_iter().any(|(_, table)| has_damage(table))),
+        Ok(old) => Ok(!is_any_damaged(&old)?),
+        Err(error @ (StoreError::Damaged(_) | StoreError::Corrupt { .. })) => {
+            tracing::warn!(%error, "the damaged state store cannot be opened");
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 
-/// Whether a file of a table has a block that cannot be read.
-fn has_damage(table: &Keyspace) -> bool {
-    let version = table.tree.current_version();
-    version
-        .iter_tables()
-        .any(|file| file.iter().any(|item| item.is_err()))
+fn is_any_damaged(tables: &Tables) -> Result<bool, StoreError> {
+    for (_, table) in tables.all() {
+        if has_damage(table)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
-/// Copies the readable data to a new store. Returns how many operations have parts that are marked
-/// as unreadable.
-fn write_new(old: &Tables, making: &Path) -> Result<usize, StoreError> {
+/// Whether a file of a table has a block that cannot be read.
+fn has_damage(table: &Keyspace) -> Result<bool, StoreError> {
+    for file in table.tree.current_version().iter_tables() {
+        for item in file.iter() {
+            match item.map_err(fjall::Error::from) {
+                Ok(_) => {}
+                Err(error) if damage::cause(&error).is_some() => return Ok(true),
+                Err(error) => return Err(failed("looking for damage")(error)),
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Copies the readable data to a new store.
+fn write_new(old: &Tables, making: &Path) -> Result<(), StoreError> {
     let mut new = EmbeddedRestore::begin(making)?;
     copy(old, &mut new)?;
-    new.finish()
+    new.finish().map(|_| ())
 }
 
 /// Copies the readable data, and marks lost parts as unreadable.
 fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<(), StoreError> {
     // Rows in memory can only be read beside those in files. Until the new store is complete, the
     // journal keeps them as well.
-    let tables = old
-        .all()
-        .map(|(name, table)| (name, table, has_damage(table)));
-    for (name, table, is_damaged) in tables {
+    let mut tables = Vec::new();
+    for (name, table) in old.all() {
+        tables.push((name, table, has_damage(table)?));
+    }
+    for &(name, table, is_damaged) in &tables {
         if name != "leases" && is_damaged {
             let flushed = table.tree.flush_active_memtable(0);
             flushed.map_err(|error| failed("writing out a table")(error.into()))?;
         }
     }
     let snapshot = old.db.snapshot();
-    for (name, table, is_damaged) in tables {
+    for &(name, table, is_damaged) in &tables {
         if name == "leases" {
             for entry in snapshot.iter(table) {
                 let (key, value) = entry.into_inner().map_err(|error| StoreError::Corrupt {
@@ -269,7 +293,7 @@ fn read_in_files(
 
 /// Replaces the old store with the complete new one. The old one is kept.
 fn take_place(store: &Path, made: &Path) -> io::Result<()> {
-    // What a start that was interrupted here has created is empty.
+    // An interrupted start may have left an empty directory.
     if store.exists() && fs::remove_dir(store).is_err() {
         let kept = format!("damaged-{}", wall_clock().as_millis());
         fs::rename(store, beside(store, &kept))?;

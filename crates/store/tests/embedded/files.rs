@@ -502,10 +502,60 @@ async fn another_file_of_the_table_in_the_place_of_a_large_one_refuses_the_start
         let text = open(dir.path()).unwrap_err().to_string();
         assert!(text.contains(path.to_str().unwrap()), "{text}");
         let name = other.file_name().unwrap().to_str().unwrap();
-        assert!(text.contains(&format!("whose name was {name}")), "{text}");
+        let problem = format!("it is table file {name}, not ");
+        assert!(text.contains(&problem), "{text}");
         // It is left as it was.
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
+}
+
+/// Its copy is a whole file.
+#[tokio::test]
+async fn another_file_of_the_table_in_the_place_of_a_small_one_is_replaced() {
+    let sample = Sample::new(200).await;
+    let mut files = sample.files();
+    files.retain(|file| file.iter().nth(2).is_some_and(|dir| dir == "tables"));
+    let is_state = |file: &&PathBuf| file.starts_with("keyspaces/2");
+    let states = files.iter().find(is_state).unwrap();
+    let mut others = files.iter();
+    let other = others.find(|file| file.file_name() != states.file_name());
+    let dir = sample.damaged(states, true, &Change::Cut { len: 0 });
+    let replaced = dir.path().join(states);
+    fs::copy(dir.path().join(other.unwrap()), replaced).unwrap();
+    let outcome = sample.outcome(dir.path(), states).await;
+    assert_eq!(outcome, Outcome::Whole);
+}
+
+/// All of the directory is older, and each file in it is intact.
+#[tokio::test]
+async fn an_older_copy_of_the_directory_of_a_table_is_refused() {
+    let sample = Sample::new(400).await;
+    let older = temporary();
+    copy_dir(sample.dir.path(), older.path());
+    let table = Path::new("keyspaces/2");
+    let names_newer = || {
+        let current = |dir: &tempfile::TempDir| fs::read(dir.path().join(table).join("current"));
+        current(&sample.dir).unwrap() != current(&older).unwrap()
+    };
+    let store = open(sample.dir.path()).unwrap();
+    let mut ids = sample.ids.iter().copied().cycle();
+    while !names_newer() {
+        let batch = ids.by_ref().take(100).map(|id| write(id, 4, false));
+        store.write(rows(batch)).await.unwrap();
+    }
+    // The next sync records the manifest.
+    store
+        .write(rows([write(sample.ids[0], 5, false)]))
+        .await
+        .unwrap();
+    drop(store);
+    fs::remove_dir_all(sample.dir.path().join(table)).unwrap();
+    fs::create_dir(sample.dir.path().join(table)).unwrap();
+    copy_dir(&older.path().join(table), &sample.dir.path().join(table));
+    let text = open(sample.dir.path()).unwrap_err().to_string();
+    let current = sample.dir.path().join(table).join("current");
+    assert!(text.contains(current.to_str().unwrap()), "{text}");
+    assert!(text.contains("was current"), "{text}");
 }
 
 /// The newest manifest is gone as well, so that nothing says which it was.

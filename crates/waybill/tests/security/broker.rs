@@ -198,6 +198,10 @@ async fn a_token_logs_in_with_scram_under_its_own_name() {
     until(async || refused("submitter", &submitter).await == timed_out).await;
     let log = up.stop();
     assert!(!log.contains(&submitter.text), "{log}");
+    let refused = "a login was refused";
+    let line = log.lines().find(|line| line.contains(refused)).unwrap();
+    let reason = "the user name or the password is wrong";
+    assert!(line.contains(reason), "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
