@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use hyper::StatusCode;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
+use waybill_kafka::KafkaSettings;
 use waybill_messages::{Framing, Topics};
 use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subjects};
 
@@ -27,8 +28,8 @@ use crate::watch::processes::Watched;
 pub struct Installation {
     /// The API.
     pub http: Endpoint,
-    /// The brokers.
-    pub brokers: String,
+    /// The brokers, and how clients log in there.
+    pub kafka: KafkaSettings,
     /// The prefix of Waybill's topics.
     pub topic_prefix: String,
     /// The schema registry's URL, if there is one.
@@ -253,7 +254,7 @@ impl Up {
         processes.extend(own.is_none().then(|| services.watched()));
         Installation {
             http: self.process.addresses["http"].into(),
-            brokers: self.process.addresses["broker"].to_string(),
+            kafka: KafkaSettings::new(self.process.addresses["broker"].to_string()),
             topic_prefix: "waybill".to_owned(),
             schema_registry: None,
             services: Some(own.unwrap_or_else(|| services.address())),

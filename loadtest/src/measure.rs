@@ -128,19 +128,19 @@ async fn see(
     let is_followed = !scenario.drain.is_zero();
     let statuses = match is_followed {
         true => {
-            let statuses = Statuses::follow(&installation.brokers, &topics, results.clone());
+            let statuses = Statuses::follow(&installation.kafka, &topics, results.clone());
             let statuses = interrupt.unless(statuses).await;
             Some(statuses.with_context(|| {
                 let status = topics.operation_status();
                 format!(
-                    "cannot read {status} at {} (--brokers)",
-                    installation.brokers
+                    "cannot read {status} at {} (--brokers; --kafka-config FILE logs in)",
+                    installation.kafka.brokers
                 )
             })?)
         }
         false => None,
     };
-    let garbage = Garbage::of(scenario, &installation.brokers, &topics);
+    let garbage = Garbage::of(scenario, &installation.kafka, &topics);
     let garbage = interrupt.unless(garbage).await?;
     let mut processes = installation.processes.clone();
     processes.push(Watched::this_one());
@@ -167,7 +167,7 @@ async fn see(
     let deadline = began + schedule.length() + patience;
     let target = Target {
         http: &installation.http,
-        brokers: &installation.brokers,
+        kafka: &installation.kafka,
         topics: &topics,
     };
     let sent = load::send(

@@ -509,7 +509,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, slot: &
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
-            tracing::warn!(address = %peer.ip(), %cause, "closed a connection: malformed data");
+            tracing::warn!(address = %peer.ip(), %cause, "closed a connection: it sent what the broker does not accept");
         }
         Closed::Slow | Closed::Stalled | Closed::NoLogin => {
             tracing::warn!(address = %peer.ip(), cause = %closed, "closed a connection");

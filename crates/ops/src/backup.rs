@@ -62,7 +62,12 @@ impl BackupArgs {
             .with_context(|| format!("cannot create {}", partial.display()))?;
         let written = runtime
             .block_on(write(answer, file))
-            .with_context(|| format!("{} is incomplete", partial.display()))
+            .with_context(|| {
+                let partial = partial.display();
+                format!(
+                    "{partial} is incomplete; `a backup failed` in the log of the process says why"
+                )
+            })
             .and_then(|()| {
                 let checked = backup::check(&partial);
                 checked.with_context(|| format!("{url} did not finish it"))

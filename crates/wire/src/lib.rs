@@ -31,7 +31,7 @@ pub enum Malformed {
     #[error("a frame without a whole request header")]
     Header,
     /// A request that requires a login.
-    #[error("API {key} before it has logged in")]
+    #[error("a request before its login (API key {key})")]
     NotLoggedIn {
         /// The API's number.
         key: i16,

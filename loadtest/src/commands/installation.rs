@@ -1,9 +1,13 @@
 //! Flags that name a running Waybill, or start one.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::Args;
+use waybill_kafka::KafkaSettings;
 
 use crate::installation::{Installation, Services, StartOptions, Up, program_beside};
 use crate::watch::processes::Watched;
@@ -18,6 +22,10 @@ pub struct Running {
     /// A Kafka-protocol broker, for the status topic
     #[arg(long, value_name = "HOST:PORT,...", default_value = "127.0.0.1:9092")]
     brokers: String,
+    /// File with librdkafka properties for the brokers, such as a login: a line `name=value` each, as
+    /// for `kcat -F`
+    #[arg(long, value_name = "FILE", value_parser = properties)]
+    kafka_config: Option<Properties>,
     /// The prefix of Waybill's topics
     #[arg(long, value_name = "PREFIX", default_value = "waybill")]
     topic_prefix: String,
@@ -66,12 +74,47 @@ fn resolved(text: &str) -> Result<SocketAddr, String> {
     first.ok_or_else(|| "the host has no address".to_owned())
 }
 
+/// Properties of librdkafka. `Debug` shows their names and no values.
+#[derive(Clone)]
+struct Properties(BTreeMap<String, String>);
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// Reads properties from a file. No error contains a value.
+fn properties(path: &str) -> anyhow::Result<Properties> {
+    let text = std::fs::read_to_string(path).with_context(|| path.to_owned())?;
+    let mut properties = BTreeMap::new();
+    for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (name, value) = line
+            .split_once('=')
+            .with_context(|| format!("{path}:{number}: must be name=value"))?;
+        properties.insert(name.trim().to_owned(), value.trim().to_owned());
+    }
+    let settings = KafkaSettings {
+        properties,
+        ..KafkaSettings::new("")
+    };
+    settings.check().with_context(|| path.to_owned())?;
+    Ok(Properties(settings.properties))
+}
+
 impl Running {
     /// The installation from the flags.
     pub fn installation(&self) -> Installation {
+        let properties = self.kafka_config.clone();
         Installation {
             http: self.http.into(),
-            brokers: self.brokers.clone(),
+            kafka: KafkaSettings {
+                properties: properties.map(|Properties(of)| of).unwrap_or_default(),
+                ..KafkaSettings::new(&self.brokers)
+            },
             topic_prefix: self.topic_prefix.clone(),
             schema_registry: self.schema_registry.clone(),
             services: self.services,

@@ -30,7 +30,7 @@ pub struct Garbage {
 }
 
 struct Shared {
-    brokers: String,
+    kafka: KafkaSettings,
     topic: String,
     dead_letters: String,
     /// The number of partitions of the topic.
@@ -73,13 +73,13 @@ impl Garbage {
     /// If the topics cannot be read.
     pub async fn of(
         scenario: &Scenario,
-        brokers: &str,
+        kafka: &KafkaSettings,
         topics: &Topics,
     ) -> anyhow::Result<Option<Self>> {
         if scenario.garbage_rate == 0.0 {
             return Ok(None);
         }
-        let admin = Admin::new(&KafkaSettings::new(brokers), "waybill-loadtest-admin")?;
+        let admin = Admin::new(kafka, "waybill-loadtest-admin")?;
         let partitions = admin.topic_partitions(topics.requests()).await?;
         let dead_letters = Topics::dead_letter(topics.requests());
         let ends = match admin.topic_partitions(&dead_letters).await? {
@@ -93,7 +93,7 @@ impl Garbage {
         let seconds = scenario.schedule().length().as_secs_f64();
         Ok(Some(Self {
             shared: Arc::new(Shared {
-                brokers: brokers.to_owned(),
+                kafka: kafka.clone(),
                 topic: topics.requests().to_owned(),
                 dead_letters,
                 partitions: partitions.context("the topic of requests does not exist")?,
@@ -115,10 +115,10 @@ impl Garbage {
     /// Sends all records, evenly distributed from `began` on.
     pub(super) async fn send_all(self, began: Instant) {
         let shared = &self.shared;
-        let settings = KafkaSettings::new(&shared.brokers);
+        let settings = &shared.kafka;
         // The report shows records that were not sent as missing.
         let Ok(producer) =
-            Producer::new(&settings, &ProducerOptions::new("waybill-loadtest-garbage"))
+            Producer::new(settings, &ProducerOptions::new("waybill-loadtest-garbage"))
         else {
             return;
         };
@@ -164,9 +164,9 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
         let taken = missing.len() as u64;
-        let settings = KafkaSettings::new(&self.brokers);
+        let settings = &self.kafka;
         let consumer =
-            PartitionConsumer::new(&settings, &ConsumerOptions::new("waybill-loadtest-garbage"))?;
+            PartitionConsumer::new(settings, &ConsumerOptions::new("waybill-loadtest-garbage"))?;
         // The dead-letter topic has as many partitions as its source.
         let starts: Vec<_> = (0..self.partitions)
             .map(|number| {

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::LocalSet;
 use waybill_engine::OperationId;
+use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 
 use self::endpoint::Endpoint;
@@ -63,7 +64,7 @@ pub struct Target<'a> {
     /// The API.
     pub http: &'a Endpoint,
     /// The brokers.
-    pub brokers: &'a str,
+    pub kafka: &'a KafkaSettings,
     /// Waybill's topics.
     pub topics: &'a Topics,
 }
@@ -82,7 +83,7 @@ pub async fn send(
     (began, until): (Instant, Instant),
 ) -> anyhow::Result<()> {
     let topic = match scenario.transport {
-        Transport::Topic => Some(Topic::open(target.brokers, target.topics).await?),
+        Transport::Topic => Some(Topic::open(target.kafka, target.topics).await?),
         Transport::Single | Transport::Http2 | Transport::Batch => None,
     };
     let (follow_ups, asked) = unbounded_channel();

@@ -61,12 +61,11 @@ impl Delivered for Box<Sent> {
 
 impl Topic {
     /// Reads the number of partitions.
-    pub(super) async fn open(brokers: &str, topics: &Topics) -> anyhow::Result<Self> {
-        let settings = KafkaSettings::new(brokers);
-        let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
+    pub(super) async fn open(settings: &KafkaSettings, topics: &Topics) -> anyhow::Result<Self> {
+        let admin = Admin::new(settings, "waybill-loadtest-admin")?;
         let partitions = admin.topic_partitions(topics.requests()).await?;
         Ok(Self {
-            producer: Producer::new(&settings, &ProducerOptions::new("waybill-loadtest"))?,
+            producer: Producer::new(settings, &ProducerOptions::new("waybill-loadtest"))?,
             topics: topics.clone(),
             partitions: partitions.with_context(|| {
                 format!(

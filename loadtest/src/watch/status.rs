@@ -52,13 +52,12 @@ impl Statuses {
     ///
     /// If the topic does not exist, or no broker is reachable.
     pub async fn follow(
-        brokers: &str,
+        settings: &KafkaSettings,
         topics: &Topics,
         results: Arc<RunResults>,
     ) -> anyhow::Result<Self> {
-        let settings = KafkaSettings::new(brokers);
         let topic = topics.operation_status().to_owned();
-        let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
+        let admin = Admin::new(settings, "waybill-loadtest-admin")?;
         let partitions = admin
             .topic_partitions(&topic)
             .await?
@@ -67,7 +66,7 @@ impl Statuses {
             fetch_wait_max: FETCH_WAIT_MAX,
             ..ConsumerOptions::new("waybill-loadtest")
         };
-        let consumer = PartitionConsumer::new(&settings, &options)?;
+        let consumer = PartitionConsumer::new(settings, &options)?;
         let mut ends = Vec::new();
         for partition in (0..partitions).map(PartitionId) {
             let (_, end) = consumer.watermarks(&topic, partition, TIMEOUT)?;

@@ -30,11 +30,19 @@ impl Table {
     /// Verifies a file, and restores it if a copy helps.
     pub(super) fn check_file(&self, named: &TableFile, depth: Depth) -> Result<(), CheckError> {
         let path = self.dir.join("tables").join(named.number.to_string());
+        let copy = Copy::read(&self.copies.join(named.copy_name()))?;
         let flaw = match verify(&path, named, depth)? {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                // A file of another store may have the same number.
+                return match copy {
+                    Some(copy) if !copy.is_of(&path)? && copy.is_intact(named) => {
+                        Err(damaged(&path, "it is another file, although intact"))
+                    }
+                    _ => Ok(()),
+                };
+            }
             Err(flaw) => flaw,
         };
-        let copy = Copy::read(&self.copies.join(named.copy_name()))?;
         // A copy of the end alone would not fit the entries of another file.
         let fits = |copy: &Copy| matches!(flaw, Flaw::Damage(_)) || copy.start() == Some(0);
         if let Some(copy) = copy.filter(fits) {
@@ -268,6 +276,19 @@ impl Copy {
     /// Where in the file the copy begins; `None` if the copy is longer than the file.
     fn start(&self) -> Option<u64> {
         self.len.checked_sub(self.end.len() as u64)
+    }
+
+    /// Whether a file ends with this copy.
+    fn is_of(&self, path: &Path) -> Result<bool, CheckError> {
+        let Some(start) = self.start() else {
+            return Ok(false);
+        };
+        let file = File::open(path).map_err(at(path))?;
+        if file.metadata().map_err(at(path))?.len() != self.len {
+            return Ok(false);
+        }
+        let end = read_at(&file, start..self.len).map_err(at(path))?;
+        Ok(end == self.end)
     }
 
     fn is_intact(&self, named: &TableFile) -> bool {

@@ -62,7 +62,7 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         beside(&config.path, "rebuilt"),
     );
     if made.exists() {
-        if !is_created(store) || !is_intact(config)? {
+        if !is_created(store) || !is_intact(config, &made)? {
             take_place(store, &made).map_err(io)?;
             rebuilt(store);
             return Ok(());
@@ -129,16 +129,17 @@ pub(super) fn report(store: &Path, damages: &Damages) {
     damages.note_lost(&list, &count);
 }
 
-/// Whether nothing of the store is damaged.
-fn is_intact(config: &EmbeddedConfig) -> Result<bool, StoreError> {
-    match Tables::open_idle(config) {
-        Ok(old) => Ok(!is_any_damaged(&old)?),
-        Err(error @ (StoreError::Damaged(_) | StoreError::Corrupt { .. })) => {
-            tracing::warn!(%error, "the damaged state store cannot be opened");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
+/// Whether nothing of the old store is damaged. It could be opened when the new one was made: if it
+/// cannot be now, a person decides.
+fn is_intact(config: &EmbeddedConfig, made: &Path) -> Result<bool, StoreError> {
+    let old = Tables::open_idle(config).inspect_err(|_| {
+        tracing::error!(
+            store = %config.path.display(),
+            rebuilt = %made.display(),
+            "cannot open the damaged state store again; move it away to continue with the rebuilt one"
+        );
+    })?;
+    Ok(!is_any_damaged(&old)?)
 }
 
 fn is_any_damaged(tables: &Tables) -> Result<bool, StoreError> {

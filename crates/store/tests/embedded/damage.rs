@@ -621,7 +621,7 @@ async fn a_row_without_one_of_its_parts_is_unreadable_rather_than_unknown() {
 /// replaced the damaged file.
 #[tokio::test]
 async fn a_repaired_store_is_not_replaced_by_its_rebuild() {
-    for is_repaired in [false, true] {
+    for (is_repaired, has_journal) in [(false, true), (true, true), (true, false)] {
         let dir = tempfile::tempdir().unwrap();
         let config = EmbeddedConfig::new(dir.path().join("store"));
         let ids: Vec<_> = (0..2_000).map(|_| fresh_id()).collect();
@@ -637,6 +637,14 @@ async fn a_repaired_store_is_not_replaced_by_its_rebuild() {
             let at = bytes.len() / 3;
             bytes[at] ^= 0x10;
             std::fs::write(&file, bytes).unwrap();
+        }
+        if !has_journal {
+            // Another file was forgotten.
+            std::fs::remove_file(config.path.join("0.jnl")).unwrap();
+            let error = EmbeddedStore::open(config.clone()).unwrap_err();
+            assert!(matches!(error, StoreError::Damaged(_)), "{error:?}");
+            assert!(made.exists() && config.path.exists());
+            continue;
         }
         let store = EmbeddedStore::open(config).unwrap();
         let read = store.get_many(ids).await.unwrap();

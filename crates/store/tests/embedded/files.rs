@@ -354,6 +354,18 @@ fn large_file(sample: &Sample) -> (PathBuf, usize, usize) {
     (file.clone(), len, len - (in_sample(copy) - 8))
 }
 
+/// Adds a large file to the states. It has entries that no operation has.
+fn add_large_file(store: &Path) {
+    let db = fjall::Database::builder(store).open().unwrap();
+    let options = fjall::KeyspaceCreateOptions::default;
+    let states = db.keyspace("state", options).unwrap();
+    for _ in 0..20_000 {
+        let [key, value] = [fresh_id(), fresh_id()].map(|id| id.0.into_bytes());
+        states.insert(key, value).unwrap();
+    }
+    states.rotate_memtable_and_wait().unwrap();
+}
+
 fn flip(path: &Path, at: usize) {
     let change = Change::Bit { byte: at, bit: 3 };
     fs::write(path, change.apply(fs::read(path).unwrap())).unwrap();
@@ -476,16 +488,7 @@ async fn a_store_without_the_directory_of_a_table_is_refused() {
 #[tokio::test]
 async fn another_file_of_the_table_in_the_place_of_a_large_one_refuses_the_start() {
     let sample = Sample::new(12_000).await;
-    {
-        let db = fjall::Database::builder(sample.dir.path()).open().unwrap();
-        let options = fjall::KeyspaceCreateOptions::default;
-        let states = db.keyspace("state", options).unwrap();
-        for _ in 0..20_000 {
-            let [key, value] = [fresh_id(), fresh_id()].map(|id| id.0.into_bytes());
-            states.insert(key, value).unwrap();
-        }
-        states.rotate_memtable_and_wait().unwrap();
-    }
+    add_large_file(sample.dir.path());
     let mut large = sample.files();
     large.retain(|file| {
         let len = sample.dir.path().join(file).metadata().unwrap().len();
@@ -507,6 +510,25 @@ async fn another_file_of_the_table_in_the_place_of_a_large_one_refuses_the_start
         // It is left as it was.
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
+}
+
+/// Numbers are unique only in one table of one store.
+#[tokio::test]
+async fn a_large_file_of_another_store_with_the_same_number_refuses_the_start() {
+    let sample = Sample::new(200).await;
+    let other = temporary();
+    copy_dir(sample.dir.path(), other.path());
+    add_large_file(sample.dir.path());
+    add_large_file(other.path());
+    // Makes copies.
+    drop(open(sample.dir.path()).unwrap());
+    let (file, ..) = large_file(&sample);
+    let bytes = fs::read(other.path().join(&file)).unwrap();
+    assert!(bytes.len() > 256 << 10);
+    let dir = sample.damaged(&file, true, &Change::Cut { len: 0 });
+    fs::write(dir.path().join(&file), &bytes).unwrap();
+    assert_eq!(sample.outcome(dir.path(), &file).await, Outcome::Refused);
+    assert_eq!(fs::read(dir.path().join(&file)).unwrap(), bytes);
 }
 
 /// Its copy is a whole file.
