@@ -98,7 +98,7 @@ pub enum CheckError {
     #[error(transparent)]
     Damaged(DamagedFile),
     /// The disk failed, or a file may not be read or written.
-    #[error("cannot verify {}; check the disk, and the owner and mode of the file", path.display())]
+    #[error("cannot read or write {}; check the disk, and the owner and mode of the file", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,

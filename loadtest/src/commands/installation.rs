@@ -84,8 +84,12 @@ impl fmt::Debug for Properties {
     }
 }
 
+fn properties(path: &str) -> Result<Properties, String> {
+    read_properties(path).map_err(|error| format!("{error:#}"))
+}
+
 /// Reads properties from a file. No error contains a value.
-fn properties(path: &str) -> anyhow::Result<Properties> {
+fn read_properties(path: &str) -> anyhow::Result<Properties> {
     let text = std::fs::read_to_string(path).with_context(|| path.to_owned())?;
     let mut properties = BTreeMap::new();
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
@@ -161,5 +165,33 @@ impl StartedInstallation {
         let up = self.up.stop().await;
         let services = self.services.stop().await;
         up.and(services)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_are_read_from_a_file_and_never_shown() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let read = |text: &str| {
+            std::fs::write(path, text).unwrap();
+            properties(path)
+        };
+        let good = read("# a login\n\nsasl.username = load\nsasl.password=a=b\n").unwrap();
+        assert_eq!(good.0["sasl.username"], "load");
+        assert_eq!(good.0["sasl.password"], "a=b");
+        let shown = format!("{good:?}");
+        assert_eq!(shown, "{\"sasl.password\", \"sasl.username\"}");
+        for (text, expected) in [
+            ("sasl.username=load\nsecret\n", ":2: must be name=value"),
+            ("sasl.nonsense=secret\n", "sasl.nonsense"),
+        ] {
+            let refused = read(text).unwrap_err();
+            assert!(refused.contains(expected), "{refused}");
+            assert!(!refused.contains("secret"), "{refused}");
+        }
     }
 }
