@@ -17,8 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Refused {
-    status: StatusCode,
-    message: String,
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
 }
 
 impl Refused {
@@ -28,6 +28,11 @@ impl Refused {
             self.status,
             StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE
         )
+    }
+
+    /// Whether the process does not have the page (404).
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.status == StatusCode::NOT_FOUND
     }
 
     /// Whether the token lacks the permission (403).

@@ -84,8 +84,8 @@ impl BrokerCommand {
         }
         anyhow::ensure!(
             found.is_empty() || arguments.apply,
-            "logs are damaged in {} places; nothing was changed (--apply drops the records above)",
-            found.len()
+            "logs are damaged in {}; nothing was changed (--apply drops the records above)",
+            counted(found.len() as u64, "place")
         );
         if found.is_empty() {
             eprintln!("no log is damaged");

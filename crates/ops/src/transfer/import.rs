@@ -110,7 +110,7 @@ fn check_operation(operation: &Operation, ids: &mut HashSet<OperationId>) -> any
     anyhow::ensure!(
         ahead.is_zero(),
         "the stamp of operation {} is {ahead:?} ahead of this machine's clock, so later writes would be older. \
-         Correct the clock, or wait",
+         Each start of a scheduler may take stamps two leases ahead: wait that long, or correct the clock if it is wrong",
         row.id
     );
     Ok(())

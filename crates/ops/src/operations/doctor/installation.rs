@@ -387,6 +387,11 @@ fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
             format!("unknown: {error:#} Use a token for all tenants with the scope read or admin");
         return Finding::note(LEASES, message);
     }
+    if !is_named && refused.is_some_and(Refused::is_unknown) {
+        let message = "unknown: the process at the default address has no scheduler; name one that has with --admin, \
+                    --admin-url or --scylla";
+        return Finding::note(LEASES, message);
+    }
     if !is_named && error.is::<Unreachable>() {
         let message = "unknown: no process answers at the default address; start one there with `waybill up`, or name \
                     another with --admin, --admin-url or --scylla";

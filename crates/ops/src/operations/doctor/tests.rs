@@ -12,7 +12,7 @@ use super::installation::{api, breakers, count_stranded, disk, leases, overdue, 
 use super::operation::of_operation;
 use super::*;
 use crate::access::AccessArgs;
-use crate::admin_port::Unreachable;
+use crate::admin_port::{Refused, Unreachable};
 use crate::operations::api::Api;
 
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
@@ -142,6 +142,18 @@ fn an_unreachable_default_address_is_a_note_with_remedies_and_a_named_one_is_bad
     }
     let bad = asked(true);
     assert!(bad.starts_with("BAD   leases         http://127.0.0.1:8081/shards does not answer"));
+    let without_scheduler = |is_named| {
+        let refused = Refused {
+            status: StatusCode::NOT_FOUND,
+            message: "answers 404".to_owned(),
+        };
+        leases(&Err(refused.into()), is_named)
+    };
+    let note = message(&without_scheduler(false)).concat();
+    let expected =
+        "note  leases         unknown: the process at the default address has no scheduler";
+    assert!(note.starts_with(expected), "{note}");
+    assert!(without_scheduler(true)[0].is_bad());
     let broken = Err(anyhow::anyhow!("no layout"));
     assert!(leases(&broken, false)[0].is_bad());
 }
