@@ -96,6 +96,6 @@ impl Manifest {
 impl TableFile {
     /// The name of the copy. Numbers are reused after a restart, so the name includes the checksum.
     pub(super) fn copy_name(&self) -> String {
-        format!("{}-{:032x}", self.number, self.checksum)
+        format!("{}-{:032x}.end", self.number, self.checksum)
     }
 }

@@ -6,13 +6,13 @@
 //! `"LSM\x03" · kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all of this u32`,
 //! and the rest.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::archive::{Archive, Bytes};
 use super::manifest::TableFile;
@@ -21,6 +21,8 @@ use crate::{CheckError, at};
 
 /// Files of up to this length are copied whole, and verified whole.
 const SMALL_BYTES: u64 = 256 << 10;
+/// How many bytes of a file are read at a time.
+const PIECE_BYTES: usize = 1 << 20;
 /// On this level, opening a file also reads its filter.
 const FIRST_LEVEL: u8 = 0;
 const BLOCK_MAGIC: &[u8] = b"LSM\x03";
@@ -30,23 +32,20 @@ impl Table {
     /// Verifies a file, and restores it if a copy helps.
     pub(super) fn check_file(&self, named: &TableFile, depth: Depth) -> Result<(), CheckError> {
         let path = self.dir.join("tables").join(named.number.to_string());
-        let copy = Copy::read(&self.copies.join(named.copy_name()))?;
-        let flaw = match verify(&path, named, depth)? {
-            Ok(()) => {
-                // A file of another store may have the same number.
-                return match copy {
-                    Some(copy) if !copy.is_of(&path)? && copy.is_intact(named) => {
-                        Err(damaged(&path, "it is another file, although intact"))
-                    }
-                    _ => Ok(()),
-                };
-            }
-            Err(flaw) => flaw,
+        let copy = Copy::read(&self.copies.join(named.copy_name()));
+        let verified = match (verify(&path, named, depth)?, &copy) {
+            (Ok(()), Some(copy)) => copy.verify_end_of(&path)?,
+            (verified, _) => verified,
+        };
+        let Err(flaw) = verified else {
+            return Ok(());
         };
         // A copy of the end alone would not fit the entries of another file.
-        let fits = |copy: &Copy| matches!(flaw, Flaw::Damage(_)) || copy.start() == Some(0);
-        if let Some(copy) = copy.filter(fits) {
-            copy.restore(&path, named, &self.copies)?;
+        let fits = |copy: &Copy| matches!(flaw, Flaw::Damage(_)) || copy.start() == 0;
+        match (copy.filter(fits), &flaw) {
+            (Some(copy), _) => copy.restore(&path, &self.copies)?,
+            (None, Flaw::Another(problem)) => return Err(damaged(&path, problem.as_str())),
+            (None, Flaw::Damage(_)) => {}
         }
         // Damaged entries alone do not prevent opening, nor does a filter that is read later: it
         // makes entries unreadable.
@@ -70,7 +69,7 @@ impl Table {
     pub(super) fn copy_file(&self, named: &TableFile, verify: bool) -> Result<(), CheckError> {
         let copy = self.copies.join(named.copy_name());
         let is_copied = match verify {
-            true => Copy::read(&copy)?.is_some_and(|copy| copy.is_intact(named)),
+            true => Copy::read(&copy).is_some(),
             false => copy.exists(),
         };
         if is_copied {
@@ -99,9 +98,9 @@ enum Flaw {
     /// A description of the damage.
     #[error("{0}")]
     Damage(String),
-    /// It is a table file with another number.
-    #[error("it is table file {found}, not {expected}")]
-    Another { found: u64, expected: u64 },
+    /// Why it is another file.
+    #[error("{0}")]
+    Another(String),
 }
 
 type Verified = Result<(), Flaw>;
@@ -145,10 +144,10 @@ fn verify_end(path: &Path, named: &TableFile, level: u8) -> Result<Verified, Che
         Ok(End {
             number: Some(number),
             ..
-        }) if number != named.number => Err(Flaw::Another {
-            found: number,
-            expected: named.number,
-        }),
+        }) if number != named.number => {
+            let problem = format!("it is table file {number}, not {}", named.number);
+            Err(Flaw::Another(problem))
+        }
         Ok(_) => Ok(()),
     })
 }
@@ -159,12 +158,8 @@ struct End {
     start: u64,
     /// The number of the file, if it was found.
     number: Option<u64>,
-}
-
-impl End {
-    fn is_of(&self, named: &TableFile) -> bool {
-        self.number.is_none_or(|number| number == named.number)
-    }
+    /// The section `meta`: among others, when the file was made and how many entries it has.
+    meta: Vec<u8>,
 }
 
 /// As [`verify_end`], of a file with any number.
@@ -182,6 +177,7 @@ fn verify_sections(
     let mut end = End {
         start: len,
         number: None,
+        meta: Vec::new(),
     };
     for (name, range) in &archive.sections {
         if name != b"data" {
@@ -200,6 +196,7 @@ fn verify_sections(
             }
             if name == b"meta" {
                 end.number = number_in(&bytes);
+                end.meta = bytes;
             }
         }
     }
@@ -239,7 +236,9 @@ fn are_blocks(bytes: &[u8]) -> bool {
 }
 
 /// What a damaged file is restored from: the whole file, or its end from the first section after
-/// the data blocks on. The length of the file precedes it.
+/// the data blocks on. It is made from a file that has the checksum in its manifest.
+///
+/// On disk it is `XXH3 of the rest u128 · length of the file u64 · end`.
 struct Copy {
     len: u64,
     end: Vec<u8>,
@@ -250,73 +249,71 @@ impl Copy {
     fn of(path: &Path, named: &TableFile) -> io::Result<Option<Vec<u8>>> {
         let file = File::open(path)?;
         let len = file.metadata()?.len();
+        if checksum_of(&file, len)? != named.checksum {
+            return Ok(None);
+        }
         let start = match len <= SMALL_BYTES {
             true => 0,
             false => match verify_sections(len, FIRST_LEVEL, |range| read_at(&file, range)) {
-                Ok(end) if end.is_of(named) => end.start,
-                Ok(_) | Err(_) => return Ok(None),
+                Ok(end) => end.start,
+                Err(_) => return Ok(None),
             },
         };
         let end = read_at(&file, start..len)?;
-        let is_intact = start > 0 || xxh3_128(&end) == named.checksum;
-        Ok(is_intact.then(|| [&len.to_le_bytes()[..], &end].concat()))
+        let rest = [&len.to_le_bytes()[..], &end].concat();
+        Ok(Some([&xxh3_128(&rest).to_le_bytes()[..], &rest].concat()))
     }
 
-    fn read(path: &Path) -> Result<Option<Self>, CheckError> {
-        let Some(bytes) = read(path)? else {
-            return Ok(None);
-        };
+    /// Reads a copy; `None` if it is missing, damaged or unreadable.
+    fn read(path: &Path) -> Option<Self> {
+        let bytes = fs::read(path).ok()?;
         let mut rest = Bytes(&bytes);
-        Ok(rest.u64().map(|len| Self {
-            len,
-            end: rest.0.to_vec(),
-        }))
+        let checksum = rest.u128()?;
+        if xxh3_128(rest.0) != checksum {
+            return None;
+        }
+        let len = rest.u64()?;
+        let end = rest.0.to_vec();
+        (end.len() as u64 <= len).then_some(Self { len, end })
     }
 
-    /// Where in the file the copy begins; `None` if the copy is longer than the file.
-    fn start(&self) -> Option<u64> {
-        self.len.checked_sub(self.end.len() as u64)
+    /// Where in the file the copy begins.
+    fn start(&self) -> u64 {
+        self.len - self.end.len() as u64
     }
 
-    /// Whether a file ends with this copy.
-    fn is_of(&self, path: &Path) -> Result<bool, CheckError> {
-        let Some(start) = self.start() else {
-            return Ok(false);
-        };
+    /// Verifies that a file ends with this copy. A file of another store may have the same number, and
+    /// some bytes have no checksum of their own.
+    fn verify_end_of(&self, path: &Path) -> Result<Verified, CheckError> {
         let file = File::open(path).map_err(at(path))?;
-        if file.metadata().map_err(at(path))?.len() != self.len {
-            return Ok(false);
+        let len = file.metadata().map_err(at(path))?.len();
+        let end = read_at(&file, self.start()..self.len);
+        if len == self.len && end.is_ok_and(|end| end == self.end) {
+            return Ok(Ok(()));
         }
-        let end = read_at(&file, start..self.len).map_err(at(path))?;
-        Ok(end == self.end)
+        let found = verify_sections(len, FIRST_LEVEL, |range| read_at(&file, range));
+        let copied = verify_sections(self.len, FIRST_LEVEL, |range| self.bytes(range));
+        Ok(match (found, copied) {
+            (Ok(found), Ok(copied)) if found.meta != copied.meta => Err(Flaw::Another(
+                "it is another file, although intact".to_owned(),
+            )),
+            _ => damage("its end is not the one that was copied"),
+        })
     }
 
-    fn is_intact(&self, named: &TableFile) -> bool {
-        let Some(start) = self.start() else {
-            return false;
-        };
-        if start == 0 {
-            return xxh3_128(&self.end) == named.checksum;
-        }
-        let found = verify_sections(self.len, FIRST_LEVEL, |range| {
-            let from = range.start.checked_sub(start);
-            let bytes = from
-                .zip(range.end.checked_sub(start))
-                .and_then(|(from, end)| {
-                    let (from, end) = (usize::try_from(from).ok()?, usize::try_from(end).ok()?);
-                    self.end.get(from..end)
-                });
-            let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
-            Ok(bytes.to_vec())
-        });
-        found.is_ok_and(|end| end.is_of(named))
+    /// The bytes of the file in this range, which the copy has.
+    fn bytes(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
+        let within = |at: u64| usize::try_from(at.checked_sub(self.start())?).ok();
+        let bytes = within(range.start).zip(within(range.end));
+        let bytes = bytes.and_then(|(from, end)| self.end.get(from..end));
+        bytes
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Restores the part of the file that this copy covers, if the copy is intact.
-    fn restore(&self, path: &Path, named: &TableFile, beside: &Path) -> Result<(), CheckError> {
-        let Some(start) = self.start().filter(|_| self.is_intact(named)) else {
-            return Ok(());
-        };
+    /// Restores the part of the file that this copy covers.
+    fn restore(&self, path: &Path, beside: &Path) -> Result<(), CheckError> {
+        let start = self.start();
         if start == 0 {
             return replace(path, &self.end, beside);
         }
@@ -334,6 +331,15 @@ impl Copy {
         restored(path);
         Ok(())
     }
+}
+
+/// The XXH3 of a file.
+fn checksum_of(file: &File, len: u64) -> io::Result<u128> {
+    let mut hash = Xxh3::new();
+    for start in (0..len).step_by(PIECE_BYTES) {
+        hash.update(&read_at(file, start..len.min(start + PIECE_BYTES as u64))?);
+    }
+    Ok(hash.digest128())
 }
 
 fn read_at(file: &File, range: Range<u64>) -> io::Result<Vec<u8>> {

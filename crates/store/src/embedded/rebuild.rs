@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot, UserKey};
 use waybill_clock::wall_clock;
-use waybill_disk::{is_created, sync_dir};
+use waybill_disk::sync_dir;
 use waybill_engine::OperationId;
 
 use super::damage::{self, Damages};
@@ -62,7 +62,8 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         beside(&config.path, "rebuilt"),
     );
     if made.exists() {
-        if !is_created(store) || !is_intact(config, &made)? {
+        let has_tables = store.join("keyspaces").exists();
+        if !has_tables || !is_intact(config, &made)? {
             take_place(store, &made).map_err(io)?;
             rebuilt(store);
             return Ok(());

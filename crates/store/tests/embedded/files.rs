@@ -336,7 +336,7 @@ fn large_file(sample: &Sample) -> (PathBuf, usize, usize) {
         .iter()
         .filter(|file| file.starts_with("keyspaces/2/tables"));
     let file = states.max_by_key(|file| in_sample(file)).unwrap();
-    // A copy has the length of the file, and then all after the data blocks.
+    // A copy has a checksum, the length of the file, and then all after the data blocks.
     let copies = files.iter().filter(|file| kind(file) == "copy");
     let number = format!("{}-", file.file_name().unwrap().to_str().unwrap());
     let table = file.iter().nth(1).unwrap();
@@ -351,7 +351,7 @@ fn large_file(sample: &Sample) -> (PathBuf, usize, usize) {
         })
         .unwrap();
     let len = in_sample(file);
-    (file.clone(), len, len - (in_sample(copy) - 8))
+    (file.clone(), len, len - (in_sample(copy) - 24))
 }
 
 /// Adds a large file to the states. It has entries that no operation has.
@@ -510,6 +510,62 @@ async fn another_file_of_the_table_in_the_place_of_a_large_one_refuses_the_start
         // It is left as it was.
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
+}
+
+#[tokio::test]
+async fn any_damaged_byte_of_the_end_of_a_large_file_or_of_its_copy_does_no_harm() {
+    let sample = Sample::new(12_000).await;
+    let (file, len, end) = large_file(&sample);
+    let copies = sample.files().into_iter();
+    let copy = copies
+        .filter(|copy| copy.starts_with("copies/2"))
+        .max_by_key(|copy| sample.dir.path().join(copy).metadata().unwrap().len())
+        .unwrap();
+    let copy_len = len - end + 24;
+    // What has no checksum of its own is at the end.
+    let near_the_end = (1..=600).step_by(13);
+    for from_end in near_the_end.chain([len - end - 1]) {
+        for (file, len) in [(&file, len), (&copy, copy_len)] {
+            let byte = len - from_end;
+            let dir = sample.damaged(file, true, &Change::Bit { byte, bit: 0 });
+            let outcome = sample.outcome(dir.path(), file).await;
+            assert_eq!(outcome, Outcome::Whole, "{}: byte {byte}", file.display());
+        }
+    }
+    for copies in ["copies", "copies/2", "copies/2/current"] {
+        let dir = temporary();
+        copy_dir(sample.dir.path(), dir.path());
+        let path = dir.path().join(copies);
+        match path.is_dir() {
+            true => fs::remove_dir_all(&path).unwrap(),
+            false => fs::remove_file(&path).unwrap(),
+        }
+        match copies.ends_with("current") {
+            true => fs::create_dir(&path).unwrap(),
+            false => fs::write(&path, b"a file").unwrap(),
+        }
+        let outcome = sample.outcome(dir.path(), &file).await;
+        assert_eq!(outcome, Outcome::Whole, "{copies}");
+    }
+}
+
+/// Without copies it opens, and no copy is made of the wrong file.
+#[tokio::test]
+async fn the_right_file_in_the_place_of_a_wrong_one_is_accepted() {
+    let sample = Sample::new(200).await;
+    let other = temporary();
+    copy_dir(sample.dir.path(), other.path());
+    add_large_file(sample.dir.path());
+    add_large_file(other.path());
+    drop(open(sample.dir.path()).unwrap());
+    let (file, ..) = large_file(&sample);
+    let wrong = fs::read(other.path().join(&file)).unwrap();
+    let dir = sample.damaged(&file, false, &Change::Cut { len: 0 });
+    let path = dir.path().join(&file);
+    fs::write(&path, wrong).unwrap();
+    drop(open(dir.path()).unwrap());
+    fs::copy(sample.dir.path().join(&file), &path).unwrap();
+    drop(open(dir.path()).unwrap());
 }
 
 /// Numbers are unique only in one table of one store.
