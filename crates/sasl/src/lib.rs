@@ -16,4 +16,4 @@ mod verifier;
 
 pub use plain::plain;
 pub use scram::{Exchange, Refused};
-pub use verifier::{ITERATIONS, InvalidVerifier, SALT_BYTES, Verifier};
+pub use verifier::{InvalidVerifier, SALT_BYTES, Verifier};

@@ -13,8 +13,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
-use crate::verifier::{Key, keyed_hash};
-use crate::{ITERATIONS, Verifier};
+use crate::Verifier;
+use crate::verifier::{ITERATIONS, Key, keyed_hash};
 
 /// Why a login is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 ///
 /// More iterations make it harder to guess a password from a stolen verifier. A token has 32 random
 /// bytes, which nobody can guess.
-pub const ITERATIONS: u32 = 4096;
+pub(crate) const ITERATIONS: u32 = 4096;
 /// The length of a salt in bytes.
 pub const SALT_BYTES: usize = 16;
 /// The name of the mechanism at the beginning of a stored verifier.
