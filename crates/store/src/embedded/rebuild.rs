@@ -14,8 +14,8 @@
 //! * **No readable entry is lost.** Each file of a damaged table is read alone: in a walk over all
 //!   files at once a damaged block hides what others have between its keys.
 //! * **Nothing is lost silently.** The new store has a list of the operations that are known to have
-//!   lost parts ([`LOST_OPERATIONS`]), and so has one that is restored from its backup. Each opening reports it
-//!   until it is removed.
+//!   lost parts ([`LOST_OPERATIONS`]), and so has one that is restored from its backup. Each opening
+//!   reports it until it is removed.
 //! * **A repaired store is not replaced.** If the damaged file was repaired in the meantime, the new
 //!   store is discarded.
 //! * **Leases are not guessed.** If one is damaged, the store does not open.
@@ -65,7 +65,7 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         let has_tables = store.join("keyspaces").exists();
         if !has_tables || !is_intact(config, &made)? {
             take_place(store, &made).map_err(io)?;
-            rebuilt(store);
+            log_rebuilt(store);
             return Ok(());
         }
         fs::remove_dir_all(&made).map_err(io)?;
@@ -95,11 +95,11 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     drop(old);
     fs::rename(&making, &made).map_err(io)?;
     take_place(store, &made).map_err(io)?;
-    rebuilt(store);
+    log_rebuilt(store);
     Ok(())
 }
 
-fn rebuilt(store: &Path) {
+fn log_rebuilt(store: &Path) {
     tracing::error!(
         store = %store.display(),
         "rebuilt the damaged state store from its readable data; the damaged store is kept next to it"

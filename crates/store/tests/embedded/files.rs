@@ -549,17 +549,26 @@ async fn any_damaged_byte_of_the_end_of_a_large_file_or_of_its_copy_does_no_harm
     }
 }
 
-/// Without copies it opens, and no copy is made of the wrong file.
-#[tokio::test]
-async fn the_right_file_in_the_place_of_a_wrong_one_is_accepted() {
+/// A store with a large file and copies, that file, and the content of a file that has the same number
+/// in another store.
+async fn with_a_file_of_another_store() -> (Sample, PathBuf, Vec<u8>) {
     let sample = Sample::new(200).await;
     let other = temporary();
     copy_dir(sample.dir.path(), other.path());
     add_large_file(sample.dir.path());
     add_large_file(other.path());
+    // Makes copies.
     drop(open(sample.dir.path()).unwrap());
     let (file, ..) = large_file(&sample);
-    let wrong = fs::read(other.path().join(&file)).unwrap();
+    let bytes = fs::read(other.path().join(&file)).unwrap();
+    assert!(bytes.len() > 256 << 10);
+    (sample, file, bytes)
+}
+
+/// Without copies it opens, and no copy is made of the wrong file.
+#[tokio::test]
+async fn the_right_file_in_the_place_of_a_wrong_one_is_accepted() {
+    let (sample, file, wrong) = with_a_file_of_another_store().await;
     let dir = sample.damaged(&file, false, &Change::Cut { len: 0 });
     let path = dir.path().join(&file);
     fs::write(&path, wrong).unwrap();
@@ -571,16 +580,7 @@ async fn the_right_file_in_the_place_of_a_wrong_one_is_accepted() {
 /// Numbers are unique only in one table of one store.
 #[tokio::test]
 async fn a_large_file_of_another_store_with_the_same_number_refuses_the_start() {
-    let sample = Sample::new(200).await;
-    let other = temporary();
-    copy_dir(sample.dir.path(), other.path());
-    add_large_file(sample.dir.path());
-    add_large_file(other.path());
-    // Makes copies.
-    drop(open(sample.dir.path()).unwrap());
-    let (file, ..) = large_file(&sample);
-    let bytes = fs::read(other.path().join(&file)).unwrap();
-    assert!(bytes.len() > 256 << 10);
+    let (sample, file, bytes) = with_a_file_of_another_store().await;
     let dir = sample.damaged(&file, true, &Change::Cut { len: 0 });
     fs::write(dir.path().join(&file), &bytes).unwrap();
     assert_eq!(sample.outcome(dir.path(), &file).await, Outcome::Refused);
