@@ -77,14 +77,15 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
         fs::remove_dir_all(&making).map_err(io)?;
     }
     let old = Tables::open_idle(config)?;
-    if !is_any_damaged(&old)? {
+    let damaged = damaged_tables(&old)?;
+    if damaged.is_empty() {
         return fs::remove_file(store.join(MARK)).map_err(io);
     }
     tracing::info!(
         store = %store.display(),
         "rebuilding the damaged state store from its readable data"
     );
-    write_new(&old, &making).inspect_err(|_| {
+    write_new(&old, &damaged, &making).inspect_err(|_| {
         // What is half done takes space that the disk may need.
         let _ = fs::remove_dir_all(&making);
         tracing::error!(
@@ -140,16 +141,18 @@ fn is_intact(config: &EmbeddedConfig, made: &Path) -> Result<bool, StoreError> {
             "cannot open the damaged state store again; move it away to continue with the rebuilt one"
         );
     })?;
-    Ok(!is_any_damaged(&old)?)
+    Ok(damaged_tables(&old)?.is_empty())
 }
 
-fn is_any_damaged(tables: &Tables) -> Result<bool, StoreError> {
-    for (_, table) in tables.all() {
+/// The names of the tables with a block that cannot be read. Reads all files.
+fn damaged_tables(tables: &Tables) -> Result<Vec<&'static str>, StoreError> {
+    let mut damaged = Vec::new();
+    for (name, table) in tables.all() {
         if has_damage(table)? {
-            return Ok(true);
+            damaged.push(name);
         }
     }
-    Ok(false)
+    Ok(damaged)
 }
 
 /// Whether a file of a table has a block that cannot be read.
@@ -167,28 +170,27 @@ fn has_damage(table: &Keyspace) -> Result<bool, StoreError> {
 }
 
 /// Copies the readable data to a new store.
-fn write_new(old: &Tables, making: &Path) -> Result<(), StoreError> {
+fn write_new(old: &Tables, damaged: &[&str], making: &Path) -> Result<(), StoreError> {
     let mut new = EmbeddedRestore::begin(making)?;
-    copy(old, &mut new)?;
+    copy(old, damaged, &mut new)?;
     new.finish().map(|_| ())
 }
 
 /// Copies the readable data, and marks lost parts as unreadable.
-fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<(), StoreError> {
+fn copy(old: &Tables, damaged: &[&str], new: &mut EmbeddedRestore) -> Result<(), StoreError> {
     // Rows in memory can only be read beside those in files. Until the new store is complete, the
     // journal keeps them as well.
-    let mut tables = Vec::new();
-    for (name, table) in old.all() {
-        tables.push((name, table, has_damage(table)?));
-    }
-    for &(name, table, is_damaged) in &tables {
+    let tables = old
+        .all()
+        .map(|(name, table)| (name, table, damaged.contains(&name)));
+    for (name, table, is_damaged) in tables {
         if name != "leases" && is_damaged {
             let flushed = table.tree.flush_active_memtable(0);
             flushed.map_err(|error| failed("writing out a table")(error.into()))?;
         }
     }
     let snapshot = old.db.snapshot();
-    for &(name, table, is_damaged) in &tables {
+    for (name, table, is_damaged) in tables {
         if name == "leases" {
             for entry in snapshot.iter(table) {
                 let (key, value) = entry.into_inner().map_err(|error| StoreError::Corrupt {
