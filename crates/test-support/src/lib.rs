@@ -6,6 +6,7 @@ pub mod certificate;
 pub mod clock;
 pub mod log;
 pub mod memory;
+pub mod ports;
 pub mod previous;
 pub mod process;
 pub mod registry;

@@ -1,8 +1,7 @@
 //! Runs the program as processes, and uses them from outside as a user would.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{SocketAddr, TcpListener};
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -11,28 +10,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use uuid::Uuid;
 
+use crate::ports::free_address;
 pub use crate::process::PATIENCE;
 use crate::process::{Process, log_tail};
 use crate::servers::Servers;
 
 /// Metrics by name, each with its kind and its labels.
 pub type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
-
-/// A free address on loopback that a process can listen on again after a restart. Its port is not
-/// one of those that the system gives to outgoing connections, which might take it in the meantime.
-fn free_address() -> SocketAddr {
-    const PORTS: Range<u16> = 15_000..32_000;
-    loop {
-        let drawn = Uuid::new_v4().as_u128() % u128::from(PORTS.end - PORTS.start);
-        let port = PORTS.start + u16::try_from(drawn).expect("it is below the end of the range");
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        if TcpListener::bind(address).is_ok() {
-            return address;
-        }
-    }
-}
 
 /// One setup: a data directory, a configuration, and the addresses that its first process got.
 pub struct Setup {

@@ -11,6 +11,7 @@ use waybill_registry::{
     Compatibility, Login, Registry, RegistryError, RegistrySettings, SchemaCache, SubjectError,
     schema_ids, subjects,
 };
+use waybill_test_support::ports::free_address;
 use waybill_test_support::registry::Stub;
 
 /// How long a test waits for anything. Generous: only a failing test waits this long.
@@ -147,9 +148,7 @@ async fn only_a_registry_answer_makes_an_id_unknown() {
 
 #[tokio::test]
 async fn a_registry_that_does_not_exist_is_unreachable() {
-    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let address = free_address();
     let registry = Registry::new(&RegistrySettings {
         url: format!("http://{address}"),
         login: None,

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
+use waybill_test_support::ports::free_address;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 use crate::http::{Received, Receiver};
@@ -28,12 +29,6 @@ fn setup(webhook: SocketAddr, mail: &SmtpServer) -> Setup {
         mail.address.ip(),
         mail.address.port()
     ))
-}
-
-/// A free address. The test listens there later.
-async fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    listener.local_addr().unwrap()
 }
 
 async fn receive_on(address: SocketAddr) -> Receiver {
@@ -120,7 +115,7 @@ async fn an_operation_that_cannot_be_undone_reaches_the_webhook_signed_and_the_m
 
 #[tokio::test]
 async fn a_receiver_gets_the_alert_after_its_outage_and_delays_nothing() {
-    let (address, mail) = (free_address().await, SmtpServer::start().await);
+    let (address, mail) = (free_address(), SmtpServer::start().await);
     let mut setup = setup(address, &mail);
     let up = setup.up();
     setup.ready().await;
@@ -148,7 +143,7 @@ async fn a_receiver_gets_the_alert_after_its_outage_and_delays_nothing() {
 #[tokio::test]
 async fn undelivered_alerts_survive_a_stop_and_a_kill() {
     const LISTENERS: [&str; 4] = ["http", "admin", "broker", "services"];
-    let (address, mail) = (free_address().await, SmtpServer::start().await);
+    let (address, mail) = (free_address(), SmtpServer::start().await);
     let mut setup = setup(address, &mail);
     let up = setup.up();
     setup.ready().await;

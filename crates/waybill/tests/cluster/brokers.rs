@@ -1,11 +1,10 @@
 //! Three brokers with three copies of everything, which are killed one after the other.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use uuid::Uuid;
+use waybill_test_support::ports::free_address;
 use waybill_test_support::setup::PATIENCE;
 
 use crate::cluster::{Cluster, deliver_while};
@@ -72,7 +71,7 @@ async fn any_leading_broker_of_three_may_be_killed_without_losing_a_delivery() {
 
 /// Starts all brokers at the same time, because no broker becomes ready alone.
 fn start_all(dir: &Path) -> Vec<Server> {
-    let ports: Vec<u16> = (0..BROKERS).map(|_| free_port()).collect();
+    let ports: Vec<u16> = (0..BROKERS).map(|_| free_address().port()).collect();
     let voters = (1..)
         .zip(&ports)
         .map(|(node, port)| format!("{node}@127.0.0.1:{port}"));
@@ -95,16 +94,6 @@ fn start_all(dir: &Path) -> Vec<Server> {
     started
         .map(|broker| broker.expect("a broker starts"))
         .collect()
-}
-
-/// A free port below the range of outgoing connections.
-fn free_port() -> u16 {
-    loop {
-        let port = 20_000 + (Uuid::new_v4().as_u128() % 12_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// The number of the broker that leads the first partition of the requests.

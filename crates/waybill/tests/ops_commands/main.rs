@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use setup::{Setup, names, run, standing};
+use waybill_test_support::ports::free_address;
 
 #[tokio::test]
 async fn a_parked_operation_is_resubmitted_until_it_succeeds() {
@@ -433,10 +434,7 @@ async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
         assert_eq!(ran.code, Some(code), "{line}: {ran:?}");
         assert!(ran.err.contains(expected), "{line}: {ran:?}");
     }
-    // A port that was just released.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    drop(free);
+    let address = free_address().to_string();
     let away = run(&["list", "--http", &address]);
     assert_eq!(away.code, Some(2), "{away:?}");
     assert!(away.err.contains(&address), "{away:?}");

@@ -7,7 +7,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use crate::shop::{free_port, wait_until};
+use waybill_test_support::ports::free_address;
+
+use crate::shop::wait_until;
 
 /// A running server with the database `shop`. Dropping it kills it.
 pub struct Postgres {
@@ -52,7 +54,7 @@ impl Postgres {
             .output()
             .unwrap();
         assert!(made.status.success(), "{made:?}");
-        let port = free_port();
+        let port = free_address().port();
         let log = fs::File::create(dir.join("postgres.log")).unwrap();
         let server = as_user(&initdb.with_file_name("postgres"))
             .arg("-D")

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use waybill_test_support::ports::free_address;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 use crate::postgres::Postgres;
@@ -69,9 +69,9 @@ impl Shop {
             running: BTreeMap::new(),
             postgres,
             python,
-            broker: address(),
-            http: address(),
-            services: address(),
+            broker: free_address(),
+            http: free_address(),
+            services: free_address(),
             dir,
         };
         shop.start(Member::Up);
@@ -242,25 +242,6 @@ pub fn wait_until_or_say(
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// A free port below the range of outgoing connections, so that it is still free after a restart.
-pub fn free_port() -> u16 {
-    const FIRST: u16 = 21_000;
-    const COUNT: u16 = 9_000;
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let mine = u16::try_from(std::process::id() % u32::from(COUNT)).unwrap();
-    for _ in 0..COUNT {
-        let port = FIRST + (mine + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no port is free")
-}
-
-fn address() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], free_port()))
 }
 
 pub fn root() -> PathBuf {
