@@ -25,7 +25,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// The keyspace of this measurement.
 const KEYSPACE: &str = "waybill_row_layout";
 
-/// How many bytes per row's state has.
+/// The size of each row's state, in bytes.
 const STATE_BYTES: usize = 1_000;
 
 /// How many statements may be in progress.

@@ -32,7 +32,7 @@ const JOURNAL_BYTES: u64 = 64 << 20;
 
 /// How long to wait after a try to open it again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
-/// Within this time, per second background failure although there is room is not for lack of space.
+/// Within this time, a second background failure although there is room is not for lack of space.
 const SAME_FAULT: Duration = Duration::from_secs(60 * 60);
 
 /// The store and its tables.

@@ -114,7 +114,7 @@ fn an_undo_gets_the_outputs_of_its_step() {
     fixture.round();
     fixture.cancel(1);
     fixture.round();
-    // Step b was in progress: it is undone once its attempt has settled, per second after
+    // Step b was in progress: it is undone once its attempt has settled, a second after
     // complete-by.
     fixture.pass(ms(11_000));
     let commands = fixture.round();

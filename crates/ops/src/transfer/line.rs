@@ -72,7 +72,7 @@ struct AmendedText {
     deadline: Option<Timestamp>,
 }
 
-/// Why a row cannot become a line, or a line per row.
+/// Why a row cannot become a line, or a line a row.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
     #[error("the input of operation {0} is not text")]
