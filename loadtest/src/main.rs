@@ -27,6 +27,7 @@ mod watch;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use waybill_telemetry::chain;
 
 use crate::commands::{growth, run, scenarios, suite as suite_command};
 use crate::interrupt::{Interrupt, Interrupted};
@@ -75,7 +76,7 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) if error.is::<Interrupted>() => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            eprintln!("waybill-loadtest: {error:#}");
+            eprintln!("waybill-loadtest: {}", chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }

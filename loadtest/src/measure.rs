@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use waybill_telemetry::chain;
 use waybill_usage::Usage;
 
 use crate::faults;
@@ -106,7 +107,7 @@ pub async fn run_as_far_as_it_goes(
         (Err(error), Err(removed)) => return Err(error.context(format!("{removed:#}"))),
     };
     if let Err(error) = removed {
-        seen.failures.push(format!("{error:#}"));
+        seen.failures.push(chain(error.as_ref()));
     }
     Ok(write_up(scenario, options, seen))
 }
@@ -208,7 +209,7 @@ async fn see(
     let mut failures = Vec::new();
     // A process that has ended is a finding, not the end of the report.
     let after = after.unwrap_or_else(|error| {
-        failures.push(format!("{error:#}"));
+        failures.push(chain(error.as_ref()));
         before.clone()
     });
     let garbage = match garbage {
@@ -216,7 +217,10 @@ async fn see(
         Some(garbage) => match garbage.find(deadline).await {
             Ok(found) => Some((garbage.count(), found)),
             Err(error) => {
-                failures.push(format!("cannot read the dead letters: {error:#}"));
+                failures.push(format!(
+                    "cannot read the dead letters: {}",
+                    chain(error.as_ref())
+                ));
                 None
             }
         },
@@ -232,14 +236,14 @@ async fn see(
         Some(services) => judge::judge(&results, services, deadline)
             .await
             .map_err(|error| {
-                failures.push(format!("{error:#}"));
+                failures.push(chain(error.as_ref()));
                 "could not read the services' ledger"
             }),
     };
     if let Some(statuses) = statuses
         && let Err(error) = statuses.stop()
     {
-        failures.push(format!("{error:#}"));
+        failures.push(chain(error.as_ref()));
     }
     let usages = processes.into_iter().zip(before.into_iter().zip(after));
     Ok(Seen {

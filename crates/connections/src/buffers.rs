@@ -3,9 +3,9 @@
 //! What must hold: a client that transfers slowly, or not at all, withholds no memory from others.
 //!
 //! * **Memory follows the bytes that arrive, not the announced length.** Permits grow with buffers.
-//! * **Slow transfers share half.** Transfers that take longer than [`QUICK`] may together hold
+//! * **Slow transfers share half.** Transfers that take longer than [`SLOW_AFTER`] may together hold
 //!   more than half of the memory while no connection waits for it, unless they hardly
-//!   [move](DRIP_BYTES_PER_SECOND). Beyond half, connections are closed until the other connections
+//!   [move](STALLED_BYTES_PER_SECOND). Beyond half, connections are closed until the other connections
 //!   have the memory that they need: first those with the slowest transfers; then, among transfers
 //!   that wait for memory, the largest. So requests that wait for each other do not wait forever.
 //! * **The smallest need comes first.** A reservation does not wait behind larger ones.
@@ -26,10 +26,10 @@ use tokio_util::sync::CancellationToken;
 pub const SMALL_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long a transfer may take before it counts as slow.
-const QUICK: Duration = Duration::from_millis(250);
+const SLOW_AFTER: Duration = Duration::from_millis(250);
 /// Transfers below this rate never hold more than half of the memory together, even if no
 /// connection waits for it.
-const DRIP_BYTES_PER_SECOND: u128 = 64 << 10;
+const STALLED_BYTES_PER_SECOND: u128 = 64 << 10;
 /// How often to look for slow transfers, while memory is short.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -54,7 +54,7 @@ struct Held {
     /// Waiting reservations, smallest first.
     waiting: BTreeMap<(usize, u64), Waker>,
     next_id: u64,
-    looked_at: Option<Instant>,
+    checked_at: Option<Instant>,
 }
 
 /// A request or an answer in transfer, which holds memory.
@@ -62,7 +62,7 @@ struct Transfer {
     bytes: usize,
     since: Instant,
     is_waiting: bool,
-    /// How long it has waited for memory, without the current wait.
+    /// How long it has waited for memory, excluding the current wait.
     waited: Duration,
     moved_bytes: Arc<AtomicU64>,
     /// Ends its connection.
@@ -71,11 +71,11 @@ struct Transfer {
 
 impl Transfer {
     fn is_slow(&self, now: Instant) -> bool {
-        !self.end.is_cancelled() && now.duration_since(self.since) >= QUICK
+        !self.end.is_cancelled() && now.duration_since(self.since) >= SLOW_AFTER
     }
 
-    /// Orders transfers by which is ended first. One that waits for memory is not slow because of
-    /// its client.
+    /// Sort key: the smallest is ended first. Transfers that wait for memory come last, the largest
+    /// first, because their clients are not to blame.
     fn order(&self, now: Instant) -> (bool, u128) {
         if self.is_waiting {
             return (true, u128::MAX - self.bytes as u128);
@@ -88,7 +88,7 @@ impl Transfer {
 }
 
 impl Buffers {
-    /// Buffers that may take this many bytes together.
+    /// Creates a shared budget of `bytes_max` bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         let pool = Pool {
@@ -107,8 +107,8 @@ impl Buffers {
         self.pool.bytes_max as u64
     }
 
-    /// The most in use since the last call, in bytes. While a connection waits for memory, all
-    /// counts as in use.
+    /// The most in use since the last call, in bytes. While a connection waits for memory, the
+    /// whole budget counts as in use.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         let mut held = self.pool.held();
@@ -131,13 +131,14 @@ impl Buffers {
         bytes > SMALL_BUFFER_BYTES
     }
 
-    /// Waits until a buffer of this many bytes may be used. Small ones need no permit.
+    /// Returns a future that resolves once a buffer of this many bytes may be used; `None` for a
+    /// small buffer, which needs no permit.
     #[must_use]
     pub fn reserve(&self, bytes: usize) -> Option<Reservation> {
         Self::is_counted(bytes).then(|| self.grow(None, bytes))
     }
 
-    /// Waits until the buffer of `permit` may have this many bytes.
+    /// Returns a future that resolves to `permit`, or to a new permit, for this many bytes.
     #[must_use]
     pub fn grow(&self, permit: Option<Permit>, bytes: usize) -> Reservation {
         let permit = permit.unwrap_or_else(|| Permit {
@@ -165,21 +166,21 @@ impl Pool {
     }
 
     /// While slow transfers hold more than half, ends the slowest until the others have the memory
-    /// that they need. Transfers that hardly move end before others must wait.
+    /// that they need. Stalled transfers are ended even if no connection waits.
     fn end_slow(&self, held: &mut Held, now: Instant) {
         let is_early = |at| now.duration_since(at) < RECHECK_INTERVAL;
-        if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {
+        if held.bytes <= self.bytes_max / 2 || held.checked_at.is_some_and(is_early) {
             return;
         }
-        held.looked_at = Some(now);
+        held.checked_at = Some(now);
         let slow = held.transfers.values().filter(|each| each.is_slow(now));
         let mut slow: Vec<_> = slow.map(|each| (each.order(now), each)).collect();
         slow.sort_by_key(|(order, _)| *order);
         let mut bytes: usize = slow.iter().map(|(_, each)| each.bytes).sum();
         let mut missing = held.missing(self.bytes_max);
         for (order, first) in slow {
-            let is_drip = order < (false, DRIP_BYTES_PER_SECOND);
-            if bytes <= self.bytes_max / 2 || missing == 0 && !is_drip {
+            let is_stalled = order < (false, STALLED_BYTES_PER_SECOND);
+            if bytes <= self.bytes_max / 2 || missing == 0 && !is_stalled {
                 return;
             }
             bytes -= first.bytes;
@@ -343,7 +344,7 @@ impl Permit {
         }
     }
 
-    /// Ends the transfer: the request has arrived.
+    /// Stops timing the transfer.
     pub fn end_transfer(&mut self) {
         if let Some((id, _)) = self.transfer.take() {
             self.pool.held().transfers.remove(&id);

@@ -120,7 +120,7 @@ impl Site {
     pub(crate) fn drop_stored_numbers(&self, findings: &mut Vec<Finding>, stored: &LayoutView) {
         findings.retain(|finding| {
             let number = finding.number_of_operations(&self.needed);
-            !number.is_some_and(|has| stored.topics_may_have.contains(&has))
+            !number.is_some_and(|has| stored.valid_topic_partitions.contains(&has))
         });
     }
 

@@ -44,8 +44,8 @@ pub(super) fn of_row(row: &RowWrite, topics: &Topics, spans: &mut Vec<OpenSpan>)
             format!("process {requests}").into()
         })
     {
-        span.name_as(taken_up(row.id));
-        span.began_at(instant(created.created_at));
+        span.set_id(taken_up(row.id));
+        span.set_start(instant(created.created_at));
         span.set(names::MESSAGING_SYSTEM, "kafka");
         span.set(names::MESSAGING_OPERATION, "process");
         span.set(names::MESSAGING_DESTINATION, requests.to_owned());
@@ -62,8 +62,8 @@ pub(super) fn of_row(row: &RowWrite, topics: &Topics, spans: &mut Vec<OpenSpan>)
             created.workflow.to_string().into()
         })
     {
-        span.began_at(instant(created.requested_at));
-        span.ends_at(instant(row.state.updated_at));
+        span.set_start(instant(created.requested_at));
+        span.set_end(instant(row.state.updated_at));
         about(&mut span, row.id, &created.workflow, &created.tenant);
         span.set(names::STATE, row.state.state.as_str());
         if let Some(failure) = row.state.failure() {

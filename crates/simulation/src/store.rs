@@ -9,7 +9,7 @@ use waybill_engine::{
 };
 use waybill_messages::TopicId;
 use waybill_state::{
-    AttentionCursor, AttentionEntry, AttentionPage, Checkpoint, DUE_BUCKETS_AGAIN, DueBucket,
+    AttentionCursor, AttentionEntry, AttentionPage, Checkpoint, DUE_BUCKETS_REREAD, DueBucket,
     DueEntry, Layout, Lease, LeaseKey, RowWrite,
 };
 
@@ -148,7 +148,7 @@ impl PartitionLogs {
         let Some(cursor) = self.cursor else {
             return;
         };
-        let kept = DueBucket(cursor.0 - DUE_BUCKETS_AGAIN);
+        let kept = DueBucket(cursor.0 - DUE_BUCKETS_REREAD);
         self.index
             .retain(|entry, _| DueBucket::of(entry.due) >= kept);
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use waybill_engine::{Offset, PartitionId, Recovery, Source};
-use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, Lease};
+use waybill_state::{DUE_BUCKETS_REREAD, DueBucket, Lease};
 use waybill_supervisor_core::audit;
 use waybill_supervisor_core::failed::{self, Content, Uncommitted};
 use waybill_supervisor_core::index_shard::{self, Effect};
@@ -180,7 +180,7 @@ impl Run {
     /// Stores the cursor, which never goes back.
     fn move_cursor(&mut self, index_shard: usize, cursor: DueBucket) {
         // No sweep reads what is before these any more.
-        let forgotten = DueBucket(cursor.0 - DUE_BUCKETS_AGAIN);
+        let forgotten = DueBucket(cursor.0 - DUE_BUCKETS_REREAD);
         self.check_passed_entries(index_shard, forgotten);
         self.note_all(|| format!("the cursor of index shard {index_shard} moves to {cursor:?}"));
         let logs = &mut self.store.logs[index_shard];

@@ -7,7 +7,7 @@ use waybill_engine::{OperationId, Timestamp};
 
 /// How many buckets before an index shard's cursor a supervisor that continues there reads again.
 /// Entries before these may be forgotten.
-pub const DUE_BUCKETS_AGAIN: i64 = 30;
+pub const DUE_BUCKETS_REREAD: i64 = 30;
 
 /// An entry of the deadline index: a hint that something is due for an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]

@@ -8,12 +8,12 @@
 //!
 //! * The first records the [intended](Layout::intended) number, which no process uses yet.
 //! * If the number falls, the next records a [boundary](Layout::with_boundaries) in each remaining
-//!   partition: its shards leave the records beyond to the shards that follow them.
-//! * The next [announces](Layout::announced) the change: producers spread operations by the new
+//!   partition: its shards stop there, and their successors take the records after it.
+//! * The next [announces](Layout::announced) the change: producers distribute operations by the new
 //!   number, and there are as many shards as will be needed.
 //! * Once no process can write by the old number, the next records where the old partitions
-//!   [ended](Layout::moved). Shards that get another partition read their old one up to there, in
-//!   the generation before, and then begin.
+//!   [ended](Layout::moved). A shard that moves to another partition first reads its old one up to
+//!   that end, in the previous generation.
 //! * Once all shards have done so, the last [forgets](Layout::settled) the change.
 //!
 //! Partitions that are no longer used stay on the topics. Records that are still written to them
@@ -56,15 +56,16 @@ impl fmt::Display for LayoutGeneration {
     }
 }
 
-/// How often a layout may be replaced. Each sharding scheme takes a few bytes, and all are kept.
+/// How many times a layout may be replaced. Each sharding scheme takes a few bytes, and all are
+/// kept.
 const GENERATIONS_MAX: usize = 10_000;
-/// How many generations another number of partitions takes at most.
-const GENERATIONS_OF_CHANGE: usize = 5;
+/// Maximum number of generations that a change of the number of partitions takes.
+const GENERATIONS_PER_CHANGE_MAX: usize = 5;
 
-/// The sharding scheme that is in force, and those that were before it.
+/// The current sharding scheme and the earlier ones.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
-    /// The earlier ones, the oldest first: one for each generation.
+    /// The earlier schemes, oldest first, one per generation.
     past: Vec<ShardingScheme>,
     /// The one in force.
     scheme: ShardingScheme,
@@ -72,8 +73,7 @@ pub struct Layout {
     change: Option<Change>,
     /// The boundaries of partitions when their number first changed, in order.
     boundaries: Vec<TopicOffsets>,
-    /// Partitions that no shard reads, now or at an earlier time: one entry for each time, in
-    /// order.
+    /// The periods in which a partition had no shard, in order.
     retired: Vec<Retired>,
 }
 
@@ -112,12 +112,13 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If the number is neither a multiple nor a divisor of the current one, each partition would
-    /// have too many shards in the meantime, or another change is in progress.
+    /// If the number is 0, the current one, or neither a multiple nor a divisor of it; if each
+    /// partition would temporarily have too many shards; if another change is in progress; or if
+    /// too few generations are left.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
-        self.is_gone_by_none()?;
+        self.check_not_announced()?;
         // Leaves enough generations to complete the change.
-        if self.past.len() + GENERATIONS_OF_CHANGE > GENERATIONS_MAX {
+        if self.past.len() + GENERATIONS_PER_CHANGE_MAX > GENERATIONS_MAX {
             return Err(LayoutError::Generations);
         }
         let (now, wanted) = (self.scheme.partitions, partitions);
@@ -125,7 +126,7 @@ impl Layout {
         if wanted == now || wanted == 0 || !is_multiple {
             return Err(LayoutError::Partitions { now, wanted });
         }
-        let shared = self.shared_by_as_many_as(wanted);
+        let shared = self.with_shards_for(wanted);
         let shards = shared.shards_per_partition;
         if shards > SHARDS_PER_PARTITION_MAX {
             return Err(LayoutError::TooFar {
@@ -154,7 +155,7 @@ impl Layout {
     ///
     /// If none is intended, or a process already uses it.
     pub fn withdrawn(&self) -> Result<Self, LayoutError> {
-        self.is_gone_by_none()?;
+        self.check_not_announced()?;
         self.change.as_ref().ok_or(LayoutError::Step)?;
         Ok(Self {
             change: None,
@@ -201,21 +202,21 @@ impl Layout {
                     step: Step::Announced,
                     ..change.clone()
                 }),
-                ..self.next(self.shared_by_as_many_as(change.to))?
+                ..self.next(self.with_shards_for(change.to))?
             });
         }
         let change = self.at(&Step::Intended)?;
         if change.is_to_fewer() || begins.len() != change.begun() as usize {
             return Err(LayoutError::Step);
         }
-        let mut next = self.next(self.shared_by_as_many_as(change.to))?;
+        let mut next = self.next(self.with_shards_for(change.to))?;
         let since = next.generation();
         let change = Change {
             step: Step::Announced,
             begins: Some(Begins { since, at: begins }),
             ..change.clone()
         };
-        // Records from there on are read again.
+        // A retired partition is in use again from its new beginning on.
         for retired in &mut next.retired {
             retired.until = retired.until.or(change.begin(retired.partition));
         }
@@ -225,7 +226,7 @@ impl Layout {
 
     /// The current partitions, with as many shards as `partitions` will have: the least multiple of
     /// the current number of shards that gives each of `partitions` equally many.
-    fn shared_by_as_many_as(&self, partitions: u32) -> ShardingScheme {
+    fn with_shards_for(&self, partitions: u32) -> ShardingScheme {
         let shards = self.scheme.shards_per_partition;
         let times = (partitions / self.scheme.partitions).max(1);
         let (mut common, mut rest) = (shards, times);
@@ -268,14 +269,14 @@ impl Layout {
         Ok(next)
     }
 
-    /// The next layout, once all shards have moved. It forgets the change, and those times without
-    /// use of a partition that are in `through`.
+    /// The next layout, once all shards have moved. It drops the change, and the retired periods in
+    /// `through`, whose records were rerouted.
     ///
     /// # Errors
     ///
     /// If no shards are moving.
     pub fn settled(&self, through: &[Retired]) -> Result<Self, LayoutError> {
-        self.going_over().ok_or(LayoutError::Step)?;
+        self.moving().ok_or(LayoutError::Step)?;
         let mut next = self.next(self.scheme)?;
         next.change = None;
         next.retired.retain(|retired| !through.contains(retired));
@@ -303,7 +304,7 @@ impl Layout {
     }
 
     /// Fails if a process already uses another number.
-    fn is_gone_by_none(&self) -> Result<(), LayoutError> {
+    fn check_not_announced(&self) -> Result<(), LayoutError> {
         match &self.change {
             Some(Change { from, to, step, .. }) if *step != Step::Intended => {
                 let (from, to) = (*from, *to);
@@ -320,7 +321,7 @@ impl Layout {
         change.ok_or(LayoutError::Step)
     }
 
-    fn going_over(&self) -> Option<(&Change, LayoutGeneration, &[TopicOffsets])> {
+    fn moving(&self) -> Option<(&Change, LayoutGeneration, &[TopicOffsets])> {
         let change = self.change.as_ref()?;
         match &change.step {
             Step::Moved { into, ends } => Some((change, *into, ends)),
@@ -350,7 +351,7 @@ impl Layout {
     /// How many partitions the topics may have: as many as operations are spread over, or more if
     /// some are retired or intended.
     #[must_use]
-    pub fn topics_may_have(&self) -> Vec<u32> {
+    pub fn valid_topic_partitions(&self) -> Vec<u32> {
         let written = self.partitions_written();
         let mut numbers = self.partitions_ever();
         numbers.extend(self.partitions_intended());
@@ -378,37 +379,37 @@ impl Layout {
         self.at(&Step::Bounded).is_ok()
     }
 
-    /// Whether another number of partitions is announced, but not read yet.
+    /// Whether a new number of partitions is announced, but no shard reads by it yet.
     #[must_use]
     pub fn is_announced(&self) -> bool {
         self.at(&Step::Announced).is_ok()
     }
 
-    /// Whether another number of partitions is read, but not all shards have moved.
+    /// Whether another number of partitions shards read by a new number of partitions, but not all
+    /// have moved.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.going_over().is_some()
+        self.moving().is_some()
     }
 
-    /// Times in which operations were not spread over a partition, so that its records must be
-    /// rerouted, in order.
+    /// The periods in which a partition was retired, in order. Records written to it then must be
+    /// rerouted.
     #[must_use]
     pub fn retired(&self) -> &[Retired] {
         &self.retired
     }
 
-    /// The numbers of partitions that processes divide by, besides those of the sharding schemes.
+    /// The old and the new number of partitions of the change in progress.
     #[must_use]
     pub fn numbers(&self) -> Vec<u32> {
         let change = self.change.iter();
         change.flat_map(|change| [change.from, change.to]).collect()
     }
 
-    /// The end up to which a shard of a generation reads its partition, if the next one gives it
-    /// another.
+    /// Where a shard stops reading its partition, if the next generation assigns it another one.
     #[must_use]
     pub fn end_of(&self, generation: LayoutGeneration, shard: ShardId) -> Option<TopicOffsets> {
-        let (_, into, ends) = self.going_over()?;
+        let (_, into, ends) = self.moving()?;
         let is_before = into.previous() == Some(generation);
         let before = self.of(generation).filter(|_| is_before)?;
         let (before, after) = (
@@ -422,13 +423,13 @@ impl Layout {
     /// Where a shard begins if this generation gives it a partition that it did not read before.
     #[must_use]
     pub fn begin_of(&self, generation: LayoutGeneration, partition: PartitionId) -> TopicOffsets {
-        let change = self.going_over().filter(|(_, into, _)| *into == generation);
+        let change = self.moving().filter(|(_, into, _)| *into == generation);
         let begin = change.and_then(|(change, _, _)| change.begin(partition));
         begin.unwrap_or_default()
     }
 
-    /// Where future shards of a partition will begin that others read now: those skip the records
-    /// beyond.
+    /// Where the future shards of a partition will begin. Its current shards skip the records from
+    /// there on.
     #[must_use]
     pub fn to_begin(&self, partition: PartitionId) -> Option<TopicOffsets> {
         let change = self.at(&Step::Bounded).or(self.at(&Step::Announced)).ok()?;
@@ -447,9 +448,9 @@ impl Layout {
         (since <= generation).then_some(boundary)
     }
 
-    /// Where a partition was cut, for shards that read it from the first generation after that on.
+    /// The boundary of a partition, if exactly this generation recorded it.
     #[must_use]
-    pub fn boundary_into(
+    pub fn boundary_recorded_in(
         &self,
         generation: LayoutGeneration,
         partition: PartitionId,
@@ -485,7 +486,7 @@ impl Layout {
     /// another one, each with its lease's generation.
     #[must_use]
     pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ShardId)> {
-        let before = self.going_over().and_then(|(_, into, _)| into.previous());
+        let before = self.moving().and_then(|(_, into, _)| into.previous());
         let Some((generation, scheme)) = before.and_then(|of| Some((of, self.of(of)?))) else {
             return Vec::new();
         };

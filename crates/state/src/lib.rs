@@ -14,7 +14,7 @@ mod predecessors;
 mod row;
 
 pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
-pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
+pub use due::{DUE_BUCKETS_REREAD, DueBucket, DueEntry};
 pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
 pub use lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 pub use lease_watch::{LeaseStatus, LeaseWatch};

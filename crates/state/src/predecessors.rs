@@ -53,7 +53,7 @@ impl Successor {
             generation,
             scheme: of(generation),
             begins: Begins {
-                boundary: layout.boundary_into(generation, partition),
+                boundary: layout.boundary_recorded_in(generation, partition),
                 unread: layout.begin_of(generation, partition),
             },
             before: generation.previous().map(|before| (before, of(before))),

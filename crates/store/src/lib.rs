@@ -62,7 +62,7 @@ pub use reply_key::ReplyKey;
 pub use row_codec::{RowBytes, RowCodec};
 pub use waybill_state::{
     AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, Checkpoint, CorruptRow,
-    CurrentLeases, DUE_BUCKETS_AGAIN, DueBucket, DueEntry, KeptRow, Layout, LayoutError,
+    CurrentLeases, DUE_BUCKETS_REREAD, DueBucket, DueEntry, KeptRow, Layout, LayoutError,
     LayoutGeneration, Lease, LeaseKey, LeaseRole, Retired, RowRead, RowWrite, WriteBatch, Written,
 };
 
@@ -145,7 +145,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
 
-    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_AGAIN`]
+    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_REREAD`]
     /// buckets before it may be forgotten. The cursor never moves back: a lower one than the stored
     /// changes nothing.
     fn advance_due_cursor(

@@ -2,12 +2,12 @@
 //!
 //! [`FailedOperations`] is a state machine, driven like [`IndexShard`](crate::IndexShard). The
 //! driver keeps the records of the consumer group that are not committed; this machine decides what
-//! becomes of them.
+//! happens to them.
 //!
 //! What must hold: the offset of a record is committed only once the broker has acknowledged its
-//! recovery, or its dead letter. A record that cannot be decoded holds nothing up. A record whose
-//! schema is not known yet waits, and the driver keeps polling meanwhile, because a consumer that
-//! does not poll leaves its group.
+//! recovery, or its dead letter. A record that cannot be decoded does not block the others. While
+//! the schema of any record is unknown, no record is decided, and the driver keeps polling, because
+//! a consumer that does not poll leaves its group.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
@@ -21,7 +21,7 @@ use waybill_engine::{
 use crate::unexpected::UnexpectedEvent;
 
 /// The pause before recoveries that could not be published are published again.
-const REST: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// The settings of the consumer of failed operations.
 #[derive(Clone, Debug)]
@@ -32,27 +32,27 @@ pub struct FailedSettings {
     pub workflows: Arc<Workflows>,
     /// How long after its complete-by an attempt counts as timed out.
     pub timeout_grace: Duration,
-    /// How many recoveries are published at once.
+    /// Maximum number of recoveries published together.
     pub chunk: usize,
 }
 
-/// A record, or a run of records, that is not committed.
+/// One record, or several consecutive ones, whose offset is not committed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Uncommitted {
     /// Its partition.
     pub partition: PartitionId,
-    /// The offset behind it.
+    /// The offset after it.
     pub next: Offset,
-    /// What it says.
+    /// Its content.
     pub content: Content,
 }
 
-/// What a record says.
+/// The content of a record.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Content {
     /// An operation failed for good.
     Failed(Box<FailedOperation>),
-    /// Nothing can decode it.
+    /// The record cannot be decoded.
     Undecodable,
     /// Its schema is not known yet.
     WaitsForSchema,
@@ -61,16 +61,16 @@ pub enum Content {
 /// What the driver performs next. Each effect has one result, an [`Event`].
 #[derive(Clone, PartialEq, Debug)]
 pub enum Effect {
-    /// Poll the consumer group, paused or not; then [`Event::Polled`].
+    /// Poll the consumer group; then [`Event::Polled`].
     Poll {
-        /// Whether to fetch no further records.
+        /// Whether fetching is paused: the poll only keeps the group membership.
         is_paused: bool,
     },
     /// Publish the dead letters of all undecodable records; then [`Event::Published`] or
     /// [`Event::Failed`].
     PublishDeadLetters,
-    /// Reserve a turn for this many recoveries in the process's [`Pace`](crate::Pace); then
-    /// [`Event::Turn`].
+    /// Reserve capacity for this many recoveries in the process's rate limiter,
+    /// [`Pace`](crate::Pace); then [`Event::Turn`].
     TakeTurn(usize),
     /// Wait for this long, or until the supervisor stops; then [`Event::Waited`].
     Wait(Duration),
@@ -89,7 +89,7 @@ pub enum Effect {
 pub enum Event {
     /// The driver has started.
     Started,
-    /// All records that are not committed, and still belong to this process.
+    /// All uncommitted records of the partitions that are still assigned to this process.
     Polled(Vec<Uncommitted>),
     /// How long to wait before the recoveries may be published.
     Turn(Duration),
@@ -106,7 +106,7 @@ pub enum Event {
 /// What the driver does at once, before the next effect. Nothing comes back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
-    /// The records were decided.
+    /// The supervisor has decided what to do with the records.
     Decided {
         /// How many recoveries they need.
         recoveries: usize,
@@ -140,18 +140,18 @@ enum State {
     New,
     Polling,
     /// Publishes dead letters.
-    Burying(Decided),
+    PublishingDeadLetters(Decided),
     Reserving(Decided, VecDeque<Recovery>),
     /// Waits for the turn.
     Waiting(Decided, VecDeque<Recovery>),
     Publishing(Decided, VecDeque<Recovery>),
     /// Rests before everything is published again.
-    Resting(Decided),
+    Pausing(Decided),
     Committing,
     Ended,
 }
 
-/// What to publish for some records, and where their partitions continue then.
+/// What to publish for the polled records, and the offsets to commit afterwards.
 #[derive(Debug)]
 struct Decided {
     recoveries: Vec<Recovery>,
@@ -160,7 +160,7 @@ struct Decided {
 }
 
 impl FailedOperations {
-    /// The machine. Begins with [`Event::Started`].
+    /// Creates the state machine. The first event is [`Event::Started`].
     #[must_use]
     pub fn new(settings: FailedSettings) -> Self {
         Self {
@@ -171,7 +171,7 @@ impl FailedOperations {
         }
     }
 
-    /// The supervisor is stopping: what is not committed is left to others.
+    /// Stops after the effect in progress. Uncommitted records are left to other supervisors.
     pub fn stop(&mut self) {
         self.is_stopping = true;
     }
@@ -187,7 +187,9 @@ impl FailedOperations {
                 self.poll(false)
             }
             (State::Polling, Event::Polled(records)) => self.decide(&records, now.wall),
-            (State::Burying(decided), Event::Published) => self.begin_recoveries(decided),
+            (State::PublishingDeadLetters(decided), Event::Published) => {
+                self.begin_recoveries(decided)
+            }
             (State::Reserving(..), Event::Turn(wait)) if self.is_stopping && !wait.is_zero() => {
                 Effect::End
             }
@@ -198,21 +200,24 @@ impl FailedOperations {
                     Effect::Wait(wait)
                 }
             },
-            (State::Waiting(..) | State::Resting(_), Event::Waited) if self.is_stopping => {
+            (State::Waiting(..) | State::Pausing(_), Event::Waited) if self.is_stopping => {
                 Effect::End
             }
             (State::Waiting(decided, recoveries), Event::Waited) => {
                 self.publish(decided, recoveries)
             }
             (State::Publishing(decided, recoveries), Event::Published) => {
-                self.publish_rest(decided, recoveries)
+                self.publish_remaining(decided, recoveries)
             }
-            (State::Burying(decided) | State::Publishing(decided, _), Event::Failed) => {
+            (
+                State::PublishingDeadLetters(decided) | State::Publishing(decided, _),
+                Event::Failed,
+            ) => {
                 self.notices.push(Notice::PublishFailed);
-                self.state = State::Resting(decided);
-                Effect::Wait(REST)
+                self.state = State::Pausing(decided);
+                Effect::Wait(RETRY_PAUSE)
             }
-            (State::Resting(decided), Event::Waited) => self.publish_all(decided),
+            (State::Pausing(decided), Event::Waited) => self.publish_all(decided),
             (state, event) => return Err(UnexpectedEvent::new(&state, &event)),
         };
         Ok(Output {
@@ -249,7 +254,10 @@ impl FailedOperations {
         for record in records {
             match &record.content {
                 Content::Failed(failed) => recoveries.extend(supervision.failed(failed, now)),
-                Content::Undecodable | Content::WaitsForSchema => undecodable += 1,
+                Content::Undecodable => undecodable += 1,
+                Content::WaitsForSchema => {
+                    unreachable!("nothing is decided while a schema is unknown")
+                }
             }
             let next = next.entry(record.partition).or_insert(record.next);
             *next = record.next.max(*next);
@@ -269,17 +277,17 @@ impl FailedOperations {
         if !decided.has_dead_letters {
             return self.begin_recoveries(decided);
         }
-        self.state = State::Burying(decided);
+        self.state = State::PublishingDeadLetters(decided);
         Effect::PublishDeadLetters
     }
 
     fn begin_recoveries(&mut self, decided: Decided) -> Effect {
         let recoveries = decided.recoveries.clone().into();
-        self.publish_rest(decided, recoveries)
+        self.publish_remaining(decided, recoveries)
     }
 
     /// Publishes the next recoveries, or commits.
-    fn publish_rest(&mut self, decided: Decided, recoveries: VecDeque<Recovery>) -> Effect {
+    fn publish_remaining(&mut self, decided: Decided, recoveries: VecDeque<Recovery>) -> Effect {
         match self.settings.chunk.min(recoveries.len()) {
             0 => {
                 self.state = State::Committing;

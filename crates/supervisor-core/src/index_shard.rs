@@ -32,7 +32,7 @@ use crate::lease::HeldLease;
 use crate::unexpected::UnexpectedEvent;
 
 /// The pause after a failure.
-const REST: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// The settings of an index shard.
 #[derive(Clone, Debug)]
@@ -340,7 +340,7 @@ impl IndexShard {
             (Unswept::Reading, Event::Cursor(None)) => {
                 self.notices.push(Notice::Swept);
                 self.state = State::Unswept(lease, Unswept::Pausing);
-                Effect::Wait(REST.min(self.settings.lease / 4))
+                Effect::Wait(RETRY_PAUSE.min(self.settings.lease / 4))
             }
             (Unswept::Pausing, Event::Waited) if self.is_stopping => self.release(&lease),
             (Unswept::Pausing, Event::Waited) if lease.renewal_due_in(now.boot).is_zero() => {
@@ -385,7 +385,7 @@ impl IndexShard {
             return Effect::End;
         }
         self.state = State::Resting;
-        Effect::Wait(REST)
+        Effect::Wait(RETRY_PAUSE)
     }
 }
 

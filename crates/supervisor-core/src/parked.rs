@@ -2,21 +2,21 @@
 //!
 //! Counters show only recent parking, but a parked operation waits until a person acts. So the
 //! owner of an index shard tracks which of its operations are parked: it rereads their rows, and
-//! reads the entries that were added to the attention table since. Each index shard is counted by
-//! the holder of its lease alone.
+//! reads the entries that were added to the attention table since. Only the holder of an index
+//! shard's lease counts it.
 //!
 //! What must hold:
 //!
-//! * **Parking is seen by its entry.** A scheduler that parks an operation writes an entry, before
+//! * **Every parking writes an entry.** A scheduler that parks an operation writes an entry, before
 //!   its row or with it. So the table is read only once, except for entries that might have been in
 //!   flight then.
-//! * **Every operation is counted once.** It may have several entries, one for each time that it
-//!   was parked, also in the index shard that owned it before the number of partitions changed.
+//! * **Every operation is counted once.** It may have several entries, one per parking, and in
+//!   several index shards if the number of partitions has changed.
 //! * **The work is bounded**: one page at a time in a process, with a pause after each, and at most
 //!   `COUNTED_MAX` operations of a state in an index shard. The limit of one state does not
 //!   affect the other.
 //!
-//! Once an hour the whole table is read, for entries with instants long past: imported entries, and
+//! Once an hour the whole table is read, for entries with old timestamps: imported entries, and
 //! those of a scheduler whose clock was wrong.
 //!
 //! [`Parked`] is a state machine, driven like [`IndexShard`](crate::IndexShard), for as long as this
@@ -41,9 +41,9 @@ use crate::unexpected::UnexpectedEvent;
 /// Maximum number of parked operations of one state that are counted in an index shard.
 const COUNTED_MAX: usize = 10_000;
 /// How often parked operations are checked.
-const EVERY: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often the whole table is read.
-const WHOLE_EVERY: Duration = Duration::from_secs(60 * 60);
+const FULL_READ_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Maximum number of entries or rows in one read.
 const PAGE: usize = 250;
 /// The pause after each page, in which no other index shard of the process reads either.
@@ -55,7 +55,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub enum Effect {
     /// Wait for this long; then [`Event::Waited`].
     Wait(Duration),
-    /// Wait until no other index shard of the process reads a page, and keep others from it until
+    /// Acquire the read lock that the index shards of the process share, and hold it until
     /// [`Notice::UnlockReads`]; then [`Event::Locked`].
     LockReads,
     /// Read entries of the attention table of the index shard; then [`Event::Attention`].
@@ -91,9 +91,9 @@ pub enum Event {
 pub enum Notice {
     /// Let other index shards read.
     UnlockReads,
-    /// Show what [`Parked::stats`] says.
-    Show,
-    /// The last effect failed; the rest is counted later.
+    /// Update the gauges from [`Parked::stats`].
+    UpdateGauges,
+    /// The last effect failed; the remaining operations are counted later.
     Failed,
 }
 
@@ -112,12 +112,12 @@ pub struct Parked {
     index_shard: PartitionId,
     /// How long after its instant an entry or its row may become visible.
     grace: Duration,
-    known: BTreeMap<OperationId, Waiting>,
+    known: BTreeMap<OperationId, ParkedOperation>,
     /// The instant of the first entry to read next; `None` until the whole table was read.
     from: Option<Timestamp>,
     /// When the whole table was last read.
     whole_at: Option<Timestamp>,
-    /// Whether some parked operations exceeded [`COUNTED_MAX`].
+    /// Whether parked operations are missing from `known` because of [`COUNTED_MAX`].
     left_out: bool,
     counted_max: usize,
     state: State,
@@ -126,7 +126,7 @@ pub struct Parked {
 
 /// A parked operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Waiting {
+struct ParkedOperation {
     state: ProcessState,
     since: Timestamp,
 }
@@ -140,6 +140,8 @@ enum State {
     Rereading(Reread, Doing),
     /// Reads the attention table.
     Reading(Reading, Doing),
+    /// Got an unexpected event.
+    Ended,
 }
 
 /// The known operations whose rows are reread, in pages; the first one is being read.
@@ -153,8 +155,8 @@ struct Reread {
 #[derive(Debug)]
 struct Reading {
     began: Timestamp,
-    /// When the whole table was read, if that is not long ago.
-    whole_lately: Option<Timestamp>,
+    /// When the whole table was last read; `None` if it must be read now.
+    last_full_read: Option<Timestamp>,
     is_first: bool,
     /// Where the current page begins.
     cursor: AttentionCursor,
@@ -202,8 +204,7 @@ impl Parked {
         })
     }
 
-    /// Handles the result of the last effect. `partitions` is the number of partitions that
-    /// operations are spread over now.
+    /// Handles the result of the last effect. `partitions` is the current number of partitions.
     ///
     /// # Errors
     ///
@@ -214,7 +215,7 @@ impl Parked {
         now: Now,
         partitions: u32,
     ) -> Result<Output, UnexpectedEvent> {
-        let effect = match (mem::replace(&mut self.state, State::New), event) {
+        let effect = match (mem::replace(&mut self.state, State::Ended), event) {
             (State::New, Event::Started) | (State::Pausing, Event::Waited) => self.begin(now.wall),
             (State::Rereading(_, Doing::ReadingRows), Event::Failed)
             | (State::Reading(_, Doing::ReadingPage | Doing::ReadingRows), Event::Failed) => {
@@ -242,9 +243,9 @@ impl Parked {
     }
 
     fn pause(&mut self) -> Effect {
-        self.notices.push(Notice::Show);
+        self.notices.push(Notice::UpdateGauges);
         self.state = State::Pausing;
-        Effect::Wait(EVERY)
+        Effect::Wait(CHECK_INTERVAL)
     }
 
     /// Rereads the next page of known operations, or begins to read entries.
@@ -271,7 +272,7 @@ impl Parked {
             }
             (Doing::ReadingRows, Event::Rows(rows)) => {
                 let ids = reread.pages.pop_front().unwrap_or_default();
-                self.remove_settled(ids, rows, partitions);
+                self.update_known(ids, rows, partitions);
                 self.state = State::Rereading(reread, Doing::Pausing);
                 Effect::Wait(PAUSE)
             }
@@ -283,18 +284,23 @@ impl Parked {
         })
     }
 
-    /// Removes operations that are no longer parked.
-    fn remove_settled(&mut self, ids: Vec<OperationId>, rows: Vec<RowRead>, partitions: u32) {
+    /// Updates known operations from their rows; removes those that are no longer parked.
+    fn update_known(&mut self, ids: Vec<OperationId>, rows: Vec<RowRead>, partitions: u32) {
         for (id, row) in ids.into_iter().zip(rows) {
-            // The audit reports unreadable rows. This operation was parked when last read.
+            // Keeps an operation whose row is unreadable: it was parked when last read, and the
+            // audit reports the row.
             let (Ok(row), Some(known)) = (row, self.known.get(&id)) else {
                 continue;
             };
             let since = known.since;
             let row = row.filter(|row| !self.is_of_another_index_shard(row, since, partitions));
-            match waits_for_a_person(row.as_ref()) {
-                Some(state) => drop(self.known.insert(id, Waiting { state, since })),
-                None => drop(self.known.remove(&id)),
+            match parked_state(row.as_ref()) {
+                Some(state) => {
+                    self.known.insert(id, ParkedOperation { state, since });
+                }
+                None => {
+                    self.known.remove(&id);
+                }
             }
         }
     }
@@ -306,14 +312,16 @@ impl Parked {
             self.whole_at = None;
             self.left_out = false;
         }
-        let whole_lately = self.whole_at.filter(|at| began.since(*at) < WHOLE_EVERY);
-        let from = self.from.filter(|_| whole_lately.is_some());
+        let last_full_read = self
+            .whole_at
+            .filter(|at| began.since(*at) < FULL_READ_INTERVAL);
+        let from = self.from.filter(|_| last_full_read.is_some());
         let from = from.unwrap_or(Timestamp(i64::MIN));
         // No upper bound: another process's clock may be ahead.
         let last = Timestamp(i64::MAX);
         self.read_page(Reading {
             began,
-            whole_lately,
+            last_full_read,
             is_first: self.from.is_none(),
             cursor: AttentionCursor::new(AttentionOrder::OldestFirst, from, last),
             next: None,
@@ -344,7 +352,7 @@ impl Parked {
                 if page.entries.is_empty() {
                     return Ok(self.end_page(reading));
                 }
-                reading.unknown = self.unknown(page.entries);
+                reading.unknown = self.update_since(page.entries);
                 let unknown = reading.unknown.iter();
                 let ids: Vec<OperationId> = unknown.map(|entry| entry.operation).collect();
                 let (doing, effect) = match ids.is_empty() {
@@ -368,20 +376,21 @@ impl Parked {
     fn end_page(&mut self, mut reading: Reading) -> Effect {
         self.notices.push(Notice::UnlockReads);
         let Some(next) = reading.next else {
-            let whole_at = reading.whole_lately.unwrap_or(reading.began);
+            let whole_at = reading.last_full_read.unwrap_or(reading.began);
             self.whole_at = Some(whole_at);
             self.from = Some(reading.began - self.grace);
             return self.pause();
         };
         if reading.is_first {
-            self.notices.push(Notice::Show);
+            self.notices.push(Notice::UpdateGauges);
         }
         reading.cursor = next;
         self.read_page(reading)
     }
 
-    /// The entries whose operations are not known, oldest first.
-    fn unknown(&mut self, entries: Vec<AttentionEntry>) -> Vec<AttentionEntry> {
+    /// Updates the known operations of these entries. Returns the entries of unknown ones, oldest
+    /// first.
+    fn update_since(&mut self, entries: Vec<AttentionEntry>) -> Vec<AttentionEntry> {
         let mut unknown = Vec::new();
         for entry in entries {
             match self.known.get_mut(&entry.operation) {
@@ -393,13 +402,13 @@ impl Parked {
         unknown
     }
 
-    /// Adds the operations of entries that are parked.
+    /// Adds the operations whose rows say that they are parked.
     fn add_parked(&mut self, unknown: Vec<AttentionEntry>, rows: Vec<RowRead>, partitions: u32) {
         let mut room = self.room();
         for (entry, row) in unknown.into_iter().zip(rows) {
             // The audit reports unreadable rows.
             let Ok(Some(row)) = row else { continue };
-            let Some(state) = waits_for_a_person(Some(&row)) else {
+            let Some(state) = parked_state(Some(&row)) else {
                 continue;
             };
             if self.is_of_another_index_shard(&row, entry.at, partitions) {
@@ -412,9 +421,9 @@ impl Parked {
                     let known = known.get_mut();
                     known.since = known.since.max(since);
                 }
-                (Entry::Vacant(unknown), Some((_, room))) if *room > 0 => {
+                (Entry::Vacant(vacant), Some((_, room))) if *room > 0 => {
                     *room -= 1;
-                    unknown.insert(Waiting { state, since });
+                    vacant.insert(ParkedOperation { state, since });
                 }
                 (Entry::Vacant(_), _) => self.left_out = true,
             }
@@ -429,8 +438,8 @@ impl Parked {
         parked.map(|state| (state, room(state))).collect()
     }
 
-    /// Whether the operation was resumed after it was parked at `at`. If it was parked again, its
-    /// entry is in the index shard that owns it now, and not in this one.
+    /// Whether another index shard counts the operation: its id belongs to that shard now, and it
+    /// was resumed after `at`. A later parking writes its entry there.
     fn is_of_another_index_shard(
         &self,
         row: &OperationRow,
@@ -438,14 +447,14 @@ impl Parked {
         partitions: u32,
     ) -> bool {
         let mut applied = row.state.history.iter().rev();
-        let went_on = applied.find(|entry| entry.refused.is_none());
+        let resumed = applied.find(|entry| entry.refused.is_none());
         partition_for(row.id, partitions) != self.index_shard
-            && went_on.is_some_and(|asked| asked.at > at)
+            && resumed.is_some_and(|asked| asked.at > at)
     }
 }
 
 /// The state in which an operation is parked, if it is.
-fn waits_for_a_person(row: Option<&OperationRow>) -> Option<ProcessState> {
+fn parked_state(row: Option<&OperationRow>) -> Option<ProcessState> {
     let state = &row?.state;
     (state.state.is_parked() && !state.abandoned).then_some(state.state)
 }

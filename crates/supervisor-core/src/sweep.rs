@@ -1,15 +1,15 @@
 //! Decides which buckets of an index shard to read, and how far the durable cursor may move.
 //!
-//! An entry is a hint. A bucket is read from its beginning on while it lasts, for low latency. It
+//! An entry is a hint. A bucket is read repeatedly until it ends, for low latency. It
 //! is read once more after its end and a grace period, when entries that were in flight are
 //! visible. Then the cursor may pass it.
 //!
 //! Finding every entry does not depend on clocks, though. Once the cursor is durable, the buckets
 //! that it passed are read one last time. The writer of an entry reads the cursor afterwards, and
-//! rewrites the entry ahead of the cursor if it is behind (`scheduler/index.rs`). The last read
-//! finds every entry that was visible before the cursor was durable, and the writer of a later one
-//! sees the cursor. A new sweep also reads the buckets that its predecessor might not have read a
-//! last time.
+//! rewrites the entry ahead of the cursor if the cursor has passed it (`scheduler/index.rs`). The
+//! last read finds every entry that was visible before the cursor was durable, and the writer of a
+//! later one sees the cursor. A new sweep also reads the buckets that its predecessor might not
+//! have read a last time.
 //!
 //! Handled entries are remembered until the last read.
 
@@ -17,18 +17,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use waybill_engine::Timestamp;
-use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
+use waybill_state::{DUE_BUCKETS_REREAD, DueBucket, DueEntry};
 
 /// Maximum number of buckets in one pass; the next pass continues from there.
 const BUCKETS_MAX: i64 = 120;
 
-/// A sweep skips only if it is further behind than this: a stop of a week is swept bucket by
-/// bucket.
+/// A sweep skips only if it is further behind than this: after an outage of up to a week every
+/// bucket is swept.
 const BEHIND_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// How many consecutive buckets must be empty before a skip: the entries of a wrong clock are close
-/// together.
+/// How many consecutive buckets must be empty before a skip: entries written by a wrong clock are
+/// close together.
 const EMPTY_MIN: u32 = 600;
-/// How far behind now the sweep continues after a skip. The audit finds operations due for longer.
+/// How long before the current time the sweep continues after a skip. The audit finds operations
+/// due for longer.
 const SKIP_TO: Duration = Duration::from_secs(60 * 60);
 
 /// How many handled entries of one bucket are remembered. Beyond that, some cause a second
@@ -50,7 +51,7 @@ pub(crate) struct Sweep {
 /// A bucket that was read, and will be read again.
 #[derive(Debug, Default)]
 struct OpenBucket {
-    dealt_with: BTreeSet<DueEntry>,
+    handled: BTreeSet<DueEntry>,
     /// It was read completely after its end.
     ended: bool,
     /// It was read completely after its end and the grace period.
@@ -61,7 +62,7 @@ impl Sweep {
     /// Continues from a durable cursor.
     pub(crate) fn new(cursor: DueBucket, grace: Duration) -> Self {
         Self {
-            passed: DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)),
+            passed: DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_REREAD)),
             cursor,
             grace,
             open: BTreeMap::new(),
@@ -82,18 +83,18 @@ impl Sweep {
         again.chain(ahead).map(DueBucket).collect()
     }
 
-    /// Whether an entry was not handled, and is due or will not be read again.
+    /// Whether to handle an entry now: it is not handled yet, and is due or in its last read.
     pub(crate) fn is_new(&self, bucket: DueBucket, entry: &DueEntry, now: Timestamp) -> bool {
         let open = self.open.get(&bucket);
-        let is_up = entry.due <= now || bucket < self.cursor;
-        is_up && !open.is_some_and(|open| open.dealt_with.contains(entry))
+        let is_due_or_last = entry.due <= now || bucket < self.cursor;
+        is_due_or_last && !open.is_some_and(|open| open.handled.contains(entry))
     }
 
-    /// Entries of a bucket were handled: their recoveries are acknowledged.
-    pub(crate) fn dealt_with(&mut self, bucket: DueBucket, entries: &[DueEntry]) {
+    /// Marks entries of a bucket as handled: their recoveries are acknowledged.
+    pub(crate) fn mark_handled(&mut self, bucket: DueBucket, entries: &[DueEntry]) {
         let open = self.open.entry(bucket).or_default();
-        let room = REMEMBERED_MAX.saturating_sub(open.dealt_with.len());
-        open.dealt_with.extend(entries.iter().take(room));
+        let room = REMEMBERED_MAX.saturating_sub(open.handled.len());
+        open.handled.extend(entries.iter().take(room));
     }
 
     /// A bucket was read completely, starting at `began`, and all its due entries, if any, were
@@ -125,16 +126,17 @@ impl Sweep {
                 .get(&DueBucket(bucket))
                 .is_some_and(|open| open.complete)
         };
-        let last = self.passed.0.saturating_add(DUE_BUCKETS_AGAIN);
+        let last = self.passed.0.saturating_add(DUE_BUCKETS_REREAD);
         let next = (self.cursor.0..last).find(|&bucket| !is_complete(bucket));
         let next = DueBucket(next.unwrap_or(last));
         (self.passed == self.cursor && next > self.cursor).then_some(next)
     }
 
-    /// The cursor is durable there. Returns whether it has moved as far as possible.
+    /// Records that `cursor` is durable. Returns whether it moved by the maximum, so that more may
+    /// follow.
     pub(crate) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
-        cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
+        cursor.0 - self.passed.0 >= DUE_BUCKETS_REREAD
     }
 
     /// Where the cursor may skip to if it is far behind and finds no entries. Reading every bucket
@@ -144,7 +146,7 @@ impl Sweep {
         (is_far_behind && self.empty >= EMPTY_MIN).then(|| DueBucket::of(now - SKIP_TO))
     }
 
-    /// The cursor is durable there, although the buckets before it were not read.
+    /// Records that `cursor` is durable, although the buckets before it were not read.
     pub(crate) fn skip_to(&mut self, cursor: DueBucket) {
         *self = Self::new(cursor, self.grace);
     }
@@ -184,7 +186,7 @@ mod tests {
     /// A sweep whose predecessor's last buckets were read again.
     fn sweep(cursor: i64) -> Sweep {
         let mut sweep = Sweep::new(DueBucket(cursor), GRACE);
-        let again = buckets(cursor - DUE_BUCKETS_AGAIN..=cursor - 1);
+        let again = buckets(cursor - DUE_BUCKETS_REREAD..=cursor - 1);
         assert_eq!(sweep.to_read(at(cursor - 1, 0)), again);
         for bucket in again {
             sweep.was_read(bucket, at(cursor, 0), false);
@@ -224,15 +226,19 @@ mod tests {
     fn a_bucket_that_the_cursor_passed_is_read_once_more() {
         let mut sweep = sweep(10);
         let (seen, late) = (entry(10, 1), entry(10, 2));
-        sweep.dealt_with(DueBucket(10), &[seen]);
+        sweep.mark_handled(DueBucket(10), &[seen]);
         for bucket in [10, 11, 12] {
             sweep.was_read(DueBucket(bucket), at(20, 0), false);
         }
         let next = sweep.next_cursor().unwrap();
         assert_eq!(next, DueBucket(13));
-        assert!(!sweep.cursor_moved(next), "it is not late");
+        assert!(!sweep.cursor_moved(next), "it did not move by the maximum");
         sweep.was_read(DueBucket(13), at(20, 0), false);
-        assert_eq!(sweep.next_cursor(), None, "it looks again first");
+        assert_eq!(
+            sweep.next_cursor(),
+            None,
+            "the passed buckets are reread first"
+        );
         // The writer's clock was set back since.
         assert_eq!(sweep.to_read(at(9, 0)), buckets(10..=12));
         assert!(!sweep.is_new(DueBucket(10), &seen, at(9, 0)));
@@ -247,10 +253,10 @@ mod tests {
     #[test]
     fn the_cursor_never_moves_further_than_a_successor_looks_back() {
         let mut sweep = sweep(10);
-        for bucket in 10..=10 + 2 * DUE_BUCKETS_AGAIN {
+        for bucket in 10..=10 + 2 * DUE_BUCKETS_REREAD {
             sweep.was_read(DueBucket(bucket), at(1_000, 0), false);
         }
-        let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
+        let next = DueBucket(10 + DUE_BUCKETS_REREAD);
         assert_eq!(sweep.next_cursor(), Some(next));
         assert!(sweep.cursor_moved(next), "the sweep continues immediately");
         assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
@@ -262,7 +268,7 @@ mod tests {
         let first = entry(10, 1);
         assert!(!sweep.is_new(DueBucket(10), &first, at(10, 99)));
         assert!(sweep.is_new(DueBucket(10), &first, at(10, 100)));
-        sweep.dealt_with(DueBucket(10), &[first]);
+        sweep.mark_handled(DueBucket(10), &[first]);
         assert!(!sweep.is_new(DueBucket(10), &first, at(14, 0)));
         assert!(sweep.is_new(DueBucket(10), &entry(10, 2), at(14, 0)));
     }
@@ -276,7 +282,7 @@ mod tests {
             assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may be there");
             // The second read, after the grace period, changes nothing.
             for _ in 0..2 {
-                sweep.dealt_with(DueBucket(bucket), &[]);
+                sweep.mark_handled(DueBucket(bucket), &[]);
                 sweep.was_read(DueBucket(bucket), at(now, 0), true);
             }
         }
@@ -285,7 +291,7 @@ mod tests {
         assert_eq!(next, DueBucket(now - 3_600));
         sweep.skip_to(next);
         assert_eq!(sweep.may_skip_to(at(now, 0)), None);
-        let read = buckets(next.0 - DUE_BUCKETS_AGAIN..=next.0 + BUCKETS_MAX);
+        let read = buckets(next.0 - DUE_BUCKETS_REREAD..=next.0 + BUCKETS_MAX);
         assert_eq!(sweep.to_read(at(now, 0)), read);
     }
 

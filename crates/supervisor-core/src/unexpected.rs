@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 
-/// A driver passed a machine an event that is no result of the effect in progress.
+/// A driver passed a state machine an event that is not a result of the effect in progress.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("got the event {event} in the state {state}")]
+#[error("unexpected event {event} in state {state}")]
 pub struct UnexpectedEvent {
     /// The state's name.
     pub state: String,

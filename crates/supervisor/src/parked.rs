@@ -47,9 +47,10 @@ impl ParkedDriver {
             for notice in notices {
                 match notice {
                     Notice::UnlockReads => read_lock = None,
-                    Notice::Show => self
-                        .metrics
-                        .parked(self.index_shard, clocks().wall, |state| parked.stats(state)),
+                    Notice::UpdateGauges => {
+                        self.metrics
+                            .parked(self.index_shard, clocks().wall, |state| parked.stats(state))
+                    }
                     Notice::Failed => tracing::warn!(
                         index_shard = %self.index_shard,
                         error = failure.as_ref().map(|error| error as &dyn Error),

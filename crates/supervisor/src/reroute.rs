@@ -1,7 +1,7 @@
 //! Reroutes records of partitions that are no longer in use.
 //!
-//! Topics keep their partitions: a client that takes the number from Kafka, with the usual
-//! partitioner, still writes to partitions that the partition map has dropped. The supervisor that
+//! Topics keep their partitions: a client that uses Kafka's partition count and the default
+//! partitioner still writes to partitions that the partition map has dropped. The supervisor that
 //! owns an index shard reroutes the records of the partition with that number.
 //!
 //! [`Reroute`] decides what is read, and this driver performs it. A record that is rerouted twice
@@ -26,15 +26,15 @@ use waybill_topology::partition_map::PartitionMap;
 use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 
-/// Maximum amount of one poll.
+/// Maximum size of one poll.
 const LIMITS: PollLimits = PollLimits {
     records: 500,
     bytes: 4 * 1024 * 1024,
 };
 /// Maximum duration of one poll.
-const PATIENCE: Duration = Duration::from_millis(500);
+const POLL_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many partitions are rerouted concurrently, each by its own client.
-const READS_AT_ONCE: usize = 8;
+const CONCURRENT_REROUTES_MAX: usize = 8;
 
 /// Why records were not rerouted.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ impl Rerouter {
             partition_map,
             asker,
             metrics,
-            permits: Semaphore::new(READS_AT_ONCE),
+            permits: Semaphore::new(CONCURRENT_REROUTES_MAX),
         })
     }
 
@@ -95,34 +95,34 @@ impl Rerouter {
     ) -> (TopicOffsets, Result<(), RerouteError>) {
         let layout = self.partition_map.layout();
         let retired = layout.retired().iter();
-        let times: Vec<Retired> = retired
+        let periods: Vec<Retired> = retired
             .filter(|of| of.partition == partition)
             .copied()
             .collect();
         // Limits how many partitions are rerouted concurrently.
         let permit = self.permits.try_acquire();
-        if times.is_empty() || permit.is_err() {
+        if periods.is_empty() || permit.is_err() {
             return (done, Ok(()));
         }
-        let mut reroute = Reroute::new(partition, times, done);
+        let mut reroute = Reroute::new(partition, periods, done);
         let mut reading = None;
-        let mut first = Ok(());
+        let mut first_error = None;
         let mut event = Event::Started;
         loop {
             let Output { closes, effect } = match reroute.handle(event, clocks()) {
                 Ok(output) => output,
-                Err(error) => return (done, first.and(Err(error.into()))),
+                Err(error) => return (done, Err(first_error.unwrap_or_else(|| error.into()))),
             };
             if closes && let Some(reading) = reading.take() {
                 // Dropping the consumer may block on the brokers.
                 tokio::task::spawn_blocking(move || drop(reading));
             }
             if let Effect::End(reached) = effect {
-                return (reached, first);
+                return (reached, first_error.map_or(Ok(()), Err));
             }
             let result = self.perform(partition, effect, &mut reading).await;
             event = result.unwrap_or_else(|error| {
-                first = std::mem::replace(&mut first, Ok(())).and(Err(error));
+                first_error.get_or_insert(error);
                 Event::Failed
             });
         }
@@ -214,7 +214,7 @@ fn read(consumer: &PartitionConsumer, end: Offset) -> Result<(Vec<RawRecord>, Of
     let (mut position, mut at_end) = (Offset(0), Offset(0));
     consumer.poll_with_positions(
         LIMITS,
-        PATIENCE,
+        POLL_TIMEOUT,
         &mut |record| {
             position = position.max(record.offset().next());
             if record.offset() < end {

@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All conditions that must hold before the process is ready for traffic. Clones share one list. The
-/// log says when the process becomes ready, and when it ceases to be.
+/// All conditions that must hold before the process is ready for traffic. Clones share one list.
+/// Each change of readiness is logged.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    conditions: Arc<Mutex<Vec<Stated>>>,
+    conditions: Arc<Mutex<Vec<ConditionState>>>,
     warnings: Arc<Mutex<Vec<Warnings>>>,
     /// Whether the process was ready when a condition last changed.
     was_ready: Arc<Mutex<bool>>,
 }
 
-/// Returns the current warnings: problems that do not stop traffic.
+/// A source of warnings.
 struct Warnings(Box<dyn Fn() -> Vec<String> + Send + Sync>);
 
 impl fmt::Debug for Warnings {
@@ -26,7 +26,7 @@ impl fmt::Debug for Warnings {
 }
 
 #[derive(Clone, Debug)]
-struct Stated {
+struct ConditionState {
     what: String,
     holds: Arc<AtomicBool>,
     /// Why it cannot become true without intervention.
@@ -39,7 +39,7 @@ impl Readiness {
     /// reported ready too early.
     #[must_use = "a condition that nobody sets never holds"]
     pub fn expect(&self, what: impl Into<String>) -> Condition {
-        let stated = Stated {
+        let stated = ConditionState {
             what: what.into(),
             holds: Arc::default(),
             note: Arc::default(),
@@ -51,20 +51,20 @@ impl Readiness {
         self.log_change();
         Condition {
             stated,
-            among: self.clone(),
+            readiness: self.clone(),
         }
     }
 
-    /// Adds a source of warnings: problems in spite of which the process can work. It is called on
+    /// Adds a source of warnings: problems that do not stop traffic. It is called on
     /// each readiness check.
-    pub fn warn_of(&self, warnings: impl Fn() -> Vec<String> + Send + Sync + 'static) {
+    pub fn add_warnings(&self, warnings: impl Fn() -> Vec<String> + Send + Sync + 'static) {
         self.warnings
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(Warnings(Box::new(warnings)));
     }
 
-    /// The current warnings: problems in spite of which the process can work.
+    /// The current warnings: problems that do not stop traffic.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,7 @@ impl Readiness {
             .collect()
     }
 
-    /// Logs whether the process is ready, if that has changed. Returns whether it has.
+    /// Logs a change of readiness. Returns whether there was one.
     fn log_change(&self) -> bool {
         let mut was_ready = self
             .was_ready
@@ -113,15 +113,15 @@ impl Readiness {
 /// One condition of [`Readiness`]. It keeps its last value when it is dropped.
 #[derive(Clone, Debug)]
 pub struct Condition {
-    stated: Stated,
-    among: Readiness,
+    stated: ConditionState,
+    readiness: Readiness,
 }
 
 impl Condition {
-    /// Sets whether it holds now. It may cease to, for example when a lease is lost.
+    /// Sets whether the condition holds. It may stop holding, for example when a lease is lost.
     pub fn set(&self, holds: bool) {
         if self.stated.holds.swap(holds, Ordering::Relaxed) != holds {
-            self.among.log_change();
+            self.readiness.log_change();
         }
     }
 
@@ -140,13 +140,13 @@ impl Condition {
     /// Removes the condition: readiness does not depend on it any more.
     pub fn withdraw(&self) {
         let mut conditions = self
-            .among
+            .readiness
             .conditions
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         conditions.retain(|stated| !Arc::ptr_eq(&stated.holds, &self.stated.holds));
         drop(conditions);
-        self.among.log_change();
+        self.readiness.log_change();
     }
 }
 
@@ -238,7 +238,7 @@ fn millis_since(started: Instant) -> u64 {
 pub struct LowDisk(Arc<AtomicBool>);
 
 impl LowDisk {
-    /// Whether to refuse new requests.
+    /// Whether free disk space is low, so that new requests are refused.
     #[must_use]
     pub fn is_low(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -284,7 +284,10 @@ mod tests {
         assert!(was_ready());
         first.set(false);
         assert!(!was_ready());
-        assert!(!readiness.log_change(), "it is logged");
+        assert!(
+            !readiness.log_change(),
+            "an unchanged state is logged again"
+        );
     }
 
     #[test]

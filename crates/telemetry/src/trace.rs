@@ -1,4 +1,4 @@
-//! Spans in the sense of OpenTelemetry: the work done for one operation, where, and for how long.
+//! OpenTelemetry spans: which work was done for an operation, where, and how long it took.
 //!
 //! Spans go to the [`Recorder`] of the process, if it installs one. Without a recorder nothing is
 //! measured and no memory is used: [`begin`] is then one atomic read. The sampling decision is made
@@ -27,7 +27,7 @@ pub trait Recorder: Send + Sync {
 
 /// A recorder is already installed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("this process already has another span output")]
+#[error("a span recorder is already installed")]
 pub struct AlreadyInstalled;
 
 /// Installs the recorder of all spans of this process. Call it once per process.
@@ -60,8 +60,8 @@ impl TraceId {
         Self(*Uuid::new_v4().as_bytes())
     }
 
-    /// The random part that every trace ID has, as a fraction of its range: sampling by it decides
-    /// alike in every process (<https://www.w3.org/TR/trace-context-2/#random-trace-id-flag>).
+    /// The random part of the ID as a fraction of its range. Every process that samples by it makes
+    /// the same decision (<https://www.w3.org/TR/trace-context-2/#random-trace-id-flag>).
     #[must_use]
     pub fn share(self) -> f64 {
         let low = u128::from_be_bytes(self.0) & ((1 << 56) - 1);
@@ -70,7 +70,7 @@ impl TraceId {
 }
 
 impl SpanId {
-    /// A new ID: the random end of a UUID.
+    /// A random ID.
     #[must_use]
     pub fn random() -> Self {
         Self::of(Uuid::new_v4())
@@ -108,9 +108,9 @@ impl TraceContext {
         let [flags] = hex(flags)?;
         let (trace, span) = (hex(trace)?, hex(span)?);
         // Later versions may have additional parts.
-        let is_whole = version != 0 || parts.next().is_none();
-        let is_named = trace != [0; 16] && span != [0; 8];
-        (text.len() <= 64 && version != 0xff && is_whole && is_named).then_some(Self {
+        let has_known_length = version != 0 || parts.next().is_none();
+        let has_ids = trace != [0; 16] && span != [0; 8];
+        (text.len() <= 64 && version != 0xff && has_known_length && has_ids).then_some(Self {
             trace: TraceId(trace),
             span: SpanId(span),
             is_sampled: flags & FLAG_SAMPLED != 0,
@@ -160,10 +160,10 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The relationship of a span to its neighbours.
+/// The role of a span relative to its parent and its children.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpanKind {
-    /// It answers a remote request.
+    /// It handles a remote request.
     Server,
     /// It sends a remote request, and waits for the answer.
     Client,
@@ -178,9 +178,9 @@ pub enum SpanKind {
 /// The value of an attribute.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
-    /// A text.
+    /// A string.
     Text(Cow<'static, str>),
-    /// A number.
+    /// An integer.
     Number(i64),
 }
 
@@ -211,9 +211,9 @@ pub struct Span {
     pub parent: Option<SpanId>,
     /// The component that it belongs to.
     pub scope: &'static str,
-    /// Its relationship to its neighbours.
+    /// Its role.
     pub kind: SpanKind,
-    /// The kind of work. Has few values: details belong in the attributes.
+    /// The kind of work. Low cardinality: details belong in the attributes.
     pub name: Cow<'static, str>,
     /// When it began.
     pub began: SystemTime,
@@ -225,8 +225,9 @@ pub struct Span {
     pub failure: Option<Cow<'static, str>>,
 }
 
-/// Begins a span in the context `parent`, or a new trace without one. `None` if spans are not
-/// recorded, if this trace is not, or if `parent` is malformed.
+/// Begins a child span of `parent`, or the root of a new trace. Returns `None` without a recorder,
+/// or if `parent` is malformed or not sampled. The root of an unsampled trace is returned, but not
+/// recorded.
 #[must_use]
 pub fn begin(
     parent: Option<&str>,
@@ -260,7 +261,7 @@ pub fn begin(
             attributes: Vec::new(),
             failure: None,
         })),
-        ends_at: None,
+        set_end: None,
     })
 }
 
@@ -269,7 +270,7 @@ pub struct OpenSpan {
     recorder: &'static dyn Recorder,
     /// Present until the drop takes it.
     span: Option<Box<Span>>,
-    ends_at: Option<SystemTime>,
+    set_end: Option<SystemTime>,
 }
 
 impl OpenSpan {
@@ -289,35 +290,35 @@ impl OpenSpan {
         self.span_mut().failure = Some(why.into());
     }
 
-    /// Sets the ID of a span that is the only one of its object. If its parent has the same ID, it
-    /// becomes the root of its trace.
-    pub fn name_as(&mut self, id: SpanId) {
+    /// Sets the ID, for an object that has exactly one span. If the parent has the same ID, the
+    /// span becomes the root of its trace.
+    pub fn set_id(&mut self, id: SpanId) {
         let span = self.span_mut();
         span.context.span = id;
         span.parent = span.parent.filter(|parent| *parent != id);
     }
 
     /// Sets the parent span.
-    pub fn belong_to(&mut self, parent: SpanId) {
+    pub fn set_parent(&mut self, parent: SpanId) {
         self.span_mut().parent = Some(parent);
     }
 
-    /// Sets the start, instead of the time of its creation.
-    pub fn began_at(&mut self, at: SystemTime) {
+    /// Overrides the start time, by default the time of creation.
+    pub fn set_start(&mut self, at: SystemTime) {
         self.span_mut().began = at;
     }
 
-    /// Sets the end, instead of the time of its drop.
-    pub fn ends_at(&mut self, at: SystemTime) {
-        self.ends_at = Some(at);
+    /// Overrides the end time, by default the time of the drop.
+    pub fn set_end(&mut self, at: SystemTime) {
+        self.set_end = Some(at);
     }
 
     fn span(&self) -> &Span {
-        self.span.as_ref().expect("a span is there until its drop")
+        self.span.as_ref().expect("only drop takes the span")
     }
 
     fn span_mut(&mut self) -> &mut Span {
-        self.span.as_mut().expect("a span is there until its drop")
+        self.span.as_mut().expect("only drop takes the span")
     }
 }
 
@@ -326,7 +327,7 @@ impl Drop for OpenSpan {
         if let Some(mut span) = self.span.take()
             && span.context.is_sampled
         {
-            span.ended = self.ends_at.unwrap_or_else(SystemTime::now).max(span.began);
+            span.ended = self.set_end.unwrap_or_else(SystemTime::now).max(span.began);
             self.recorder.record(*span);
         }
     }
@@ -462,13 +463,13 @@ mod tests {
     }
 
     #[test]
-    fn a_span_with_a_given_trace_id_may_be_the_root() {
+    fn a_span_with_a_given_id_may_be_the_root() {
         let _guard = recording();
         let id = SpanId::of(Uuid::from_u128(7));
         let beginning = TraceContext::beginning(TraceId([2; 16]), id).to_string();
         for parent in [SAMPLED, &beginning] {
             let mut span = begin(Some(parent), "test", SpanKind::Consumer, || "a".into()).unwrap();
-            span.name_as(id);
+            span.set_id(id);
         }
         let [within, first] = &recorded()[..] else {
             panic!("two spans")
@@ -478,13 +479,13 @@ mod tests {
     }
 
     #[test]
-    fn given_times_never_go_back() {
+    fn a_span_never_ends_before_it_began() {
         let _guard = recording();
         let began = SystemTime::UNIX_EPOCH + Duration::from_secs(10);
         for ends in [11, 9] {
             let mut span = begin(Some(SAMPLED), "test", SpanKind::Internal, || "a".into()).unwrap();
-            span.began_at(began);
-            span.ends_at(SystemTime::UNIX_EPOCH + Duration::from_secs(ends));
+            span.set_start(began);
+            span.set_end(SystemTime::UNIX_EPOCH + Duration::from_secs(ends));
         }
         let lasted: Vec<_> = recorded()
             .iter()

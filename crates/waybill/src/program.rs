@@ -11,8 +11,8 @@ use waybill_node::config::Config;
 use waybill_node::shutdown::RunError;
 use waybill_node::telemetry;
 use waybill_ops::{AgentCheckArgs, OpsArgs};
-use waybill_telemetry::VERSION;
 use waybill_telemetry::visible::escaped_lines;
+use waybill_telemetry::{VERSION, chain};
 
 use crate::catalogue;
 use crate::cli::{Cli, Command, ConfigCommand, check_configuration};
@@ -199,7 +199,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
             match error.downcast_ref::<RunError>() {
                 // The error was logged with its causes when it happened.
                 Some(_) => tracing::info!("stopped"),
-                None => tracing::error!(error = format!("{error:#}"), "not started"),
+                None => tracing::error!(error = chain(error.as_ref()), "not started"),
             }
             ExitCode::from(FAILED)
         }
@@ -216,7 +216,6 @@ fn print(text: &str) -> ExitCode {
 
 /// Reports an error with all its causes on standard error.
 fn report(code: u8, error: &(dyn Error + 'static)) -> ExitCode {
-    let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
-    eprintln!("waybill: {}", escaped_lines(&causes.join(": ")));
+    eprintln!("waybill: {}", escaped_lines(&chain(error)));
     ExitCode::from(code)
 }

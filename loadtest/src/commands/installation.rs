@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 use waybill_kafka::KafkaSettings;
+use waybill_telemetry::chain;
 
 use crate::installation::{Installation, Services, StartOptions, Up, program_beside};
 use crate::watch::processes::Watched;
@@ -85,7 +86,7 @@ impl fmt::Debug for Properties {
 }
 
 fn properties(path: &str) -> Result<Properties, String> {
-    read_properties(path).map_err(|error| format!("{error:#}"))
+    read_properties(path).map_err(|error| chain(error.as_ref()))
 }
 
 /// Reads properties from a file. No error contains a value.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use waybill_telemetry::chain;
 use waybill_units::duration_from_text;
 
 use super::installation::{Running, StartedInstallation, Starting};
@@ -105,7 +106,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
             let stopped = started.stop().await;
             let mut run = run?;
             if let Err(error) = stopped {
-                run.failures.push(format!("{error:#}"));
+                run.failures.push(chain(error.as_ref()));
             }
             run
         }

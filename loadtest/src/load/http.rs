@@ -7,6 +7,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde::Deserialize;
 use tokio::task::LocalSet;
+use waybill_telemetry::chain;
 
 use super::client::{Client, Http2};
 use super::{Load, Source};
@@ -82,7 +83,7 @@ impl Worker {
                     let message = String::from_utf8_lossy(&body);
                     self.load.refused(drawn, status.as_u16(), &message);
                 }
-                Err(error) => self.load.refused(drawn, 0, &format!("{error:#}")),
+                Err(error) => self.load.refused(drawn, 0, &chain(error.as_ref())),
             }
         }
     }
@@ -114,7 +115,7 @@ impl Worker {
                     }
                 }
                 Err(error) => {
-                    let message = format!("{error:#}");
+                    let message = chain(error.as_ref());
                     for drawn in &drawn {
                         self.load.refused(*drawn, 0, &message);
                     }

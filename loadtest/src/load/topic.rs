@@ -13,6 +13,7 @@ use waybill_kafka::{
     SendError,
 };
 use waybill_messages::Topics;
+use waybill_telemetry::chain;
 
 use super::Load;
 use crate::scenario::kind::Drawn;
@@ -90,7 +91,7 @@ impl Topic {
             let drawn = load.draw(index);
             match self.send(&load, drawn, &mut value).await {
                 Ok(()) => sent += 1,
-                Err(error) => load.refused(drawn, 0, &format!("{error:#}")),
+                Err(error) => load.refused(drawn, 0, &chain(error.as_ref())),
             }
         }
         while sent > 0

@@ -11,6 +11,8 @@ pub mod growth;
 
 use std::time::Duration;
 
+use waybill_telemetry::chain;
+
 use self::contender::{Called, Contender};
 use crate::installation::{Installation, Services, StartOptions, Up};
 use crate::interrupt::Interrupt;
@@ -222,8 +224,9 @@ impl<'a> Suite<'a> {
                     if error.is::<crate::interrupt::Interrupted>() {
                         return Err(error);
                     }
-                    eprintln!("{}: {error:#}", contender.name);
-                    self.skipped.push(format!("{}: {error:#}", contender.name));
+                    eprintln!("{}: {}", contender.name, chain(error.as_ref()));
+                    self.skipped
+                        .push(format!("{}: {}", contender.name, chain(error.as_ref())));
                     failed.push(&contender.name);
                 }
             }

@@ -35,7 +35,7 @@ async fn the_slowest_transfers_end_while_slow_ones_hold_more_than_half() {
     };
     let mut waiting = pin!(buffers.grow(None, 2 * MIB));
     assert!(is_ready(waiting.as_mut()).is_none());
-    time::sleep(QUICK).await;
+    time::sleep(SLOW_AFTER).await;
     assert!(is_ready(waiting.as_mut()).is_none());
     assert!(slow_end.is_cancelled());
     assert!(!fast_end.is_cancelled());
@@ -43,7 +43,7 @@ async fn the_slowest_transfers_end_while_slow_ones_hold_more_than_half() {
     drop(slow);
     let permit = is_ready(waiting.as_mut()).expect("there is room");
     assert_eq!(permit.bytes(), 2 * MIB);
-    time::sleep(QUICK).await;
+    time::sleep(SLOW_AFTER).await;
     let more = buffers.grow(Some(permit), 3 * MIB).await;
     assert!(!fast_end.is_cancelled(), "slow ones hold less than half");
     drop((more, fast));
@@ -55,7 +55,7 @@ async fn slow_transfers_keep_more_than_half_while_they_progress_and_none_waits()
     let (first, first_end) = transfer(&buffers, 2 * MIB, MIB).await;
     let (_second, second_end) = transfer(&buffers, 4 * MIB, 2 * MIB).await;
     let (dripping, dripping_end) = transfer(&buffers, MIB, 1).await;
-    time::sleep(QUICK).await;
+    time::sleep(SLOW_AFTER).await;
     let quick = buffers.grow(None, MIB).await;
     let ended = || [&first_end, &second_end, &dripping_end].map(CancellationToken::is_cancelled);
     assert_eq!(ended(), [false, false, true]);

@@ -205,7 +205,7 @@ mod tests {
             partitions: 4,
             per_partition: 1,
             becomes,
-            topics_may_have: vec![4],
+            valid_topic_partitions: vec![4],
             shards: Vec::new(),
         };
         let allows = |direction: Direction, wanted, becomes| {

@@ -147,9 +147,9 @@ fn remaining_partitions_get_their_new_shards_before_writers_use_the_smaller_numb
         [0, 1, 2].map(|of| boundary(&known, of)),
         [Some((6, 5)), Some((6, 6)), None]
     );
-    let boundary_into = |generation| known.boundary_into(generation, PartitionId(1));
-    assert_eq!(boundary_into(since), Some(offsets(6)));
-    assert_eq!(boundary_into(intended.generation()), None);
+    let boundary_recorded_in = |generation| known.boundary_recorded_in(generation, PartitionId(1));
+    assert_eq!(boundary_recorded_in(since), Some(offsets(6)));
+    assert_eq!(boundary_recorded_in(intended.generation()), None);
     let taken_by = |partition| known.taken_by(since, PartitionId(partition));
     assert_eq!((taken_by(1), taken_by(2)), (of(2, 3), of(6, 1)));
     let announced = known.announced(Vec::new()).unwrap();
@@ -244,15 +244,15 @@ fn a_change_creates_no_more_shards_than_it_needs() {
 #[test]
 fn topics_may_have_retired_or_intended_partitions_and_never_too_few() {
     let layout = Layout::first(2);
-    assert_eq!(layout.topics_may_have(), [2]);
+    assert_eq!(layout.valid_topic_partitions(), [2]);
     let more = layout.intended(4).unwrap();
-    assert_eq!(more.topics_may_have(), [2, 4]);
+    assert_eq!(more.valid_topic_partitions(), [2, 4]);
     let more = more.announced(vec![offsets(0); 2]).unwrap();
     let more = more.moved(vec![offsets(0); 2]).unwrap();
-    assert_eq!(more.topics_may_have(), [4]);
+    assert_eq!(more.valid_topic_partitions(), [4]);
     let fewer = more.settled(&[]).unwrap().intended(1).unwrap();
-    assert_eq!(fewer.topics_may_have(), [4]);
+    assert_eq!(fewer.valid_topic_partitions(), [4]);
     let fewer = fewer.with_boundaries(vec![offsets(0)]).unwrap();
     let fewer = fewer.announced(Vec::new()).unwrap();
-    assert_eq!(fewer.topics_may_have(), [1, 2, 4]);
+    assert_eq!(fewer.valid_topic_partitions(), [1, 2, 4]);
 }

@@ -24,7 +24,7 @@ use super::EmbeddedConfig;
 use super::attention::IndexKey;
 use super::reopening::Reopening;
 use super::writer::Command;
-use crate::{DUE_BUCKETS_AGAIN, DueBucket, StoreError, keys};
+use crate::{DUE_BUCKETS_REREAD, DueBucket, StoreError, keys};
 
 /// How many entries are removed at a time.
 const PAGE: usize = 256;
@@ -158,7 +158,7 @@ impl Purger {
     fn pass(&mut self, now: Timestamp, wall: Timestamp) -> Result<(), StoreError> {
         self.purge_rows(now)?;
         for (index_shard, cursor) in self.tables.get()?.cursors()? {
-            let (until, _) = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)).bounds();
+            let (until, _) = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_REREAD)).bounds();
             self.purge_due(index_shard, until)?;
         }
         self.purge_attention(now, wall)

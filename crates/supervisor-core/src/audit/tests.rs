@@ -1,6 +1,6 @@
 use uuid::Uuid;
 use waybill_engine::{BootTime, OperationRow, ProcessState};
-use waybill_state::{AttentionEntry, DUE_BUCKETS_AGAIN};
+use waybill_state::{AttentionEntry, DUE_BUCKETS_REREAD};
 
 use super::findings::{NAMED_MAX, Report};
 use super::walk::missed;
@@ -17,7 +17,7 @@ fn row(state: ProcessState, due: Option<i64>) -> OperationRow {
 
 #[test]
 fn only_a_live_operation_that_was_handed_off_can_miss_its_due_time() {
-    let cursor = DueBucket(100 + DUE_BUCKETS_AGAIN);
+    let cursor = DueBucket(100 + DUE_BUCKETS_REREAD);
     let now = at(1_000);
     let due = |row: &OperationRow| missed(row, cursor, now);
     let behind = row(ProcessState::Processing, Some(99));

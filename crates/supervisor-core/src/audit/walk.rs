@@ -7,7 +7,7 @@ use std::time::Duration;
 use waybill_engine::{
     Now, OperationId, OperationRow, PartitionId, Recovery, Supervision, Timestamp, partition_for,
 };
-use waybill_state::{AttentionCursor, AttentionOrder, DUE_BUCKETS_AGAIN, DueBucket, RowRead};
+use waybill_state::{AttentionCursor, AttentionOrder, DUE_BUCKETS_REREAD, DueBucket, RowRead};
 
 use super::findings::{NAMED_MAX, SUSPECTS_MAX};
 use super::{Audit, Effect, Event, Notice, State};
@@ -250,7 +250,7 @@ pub(super) fn missed(row: &OperationRow, cursor: DueBucket, now: Timestamp) -> O
     let due = state
         .next_due
         .filter(|_| state.handed_off && !state.state.is_final())?;
-    let looked_at_from = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN));
+    let looked_at_from = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_REREAD));
     let is_behind = DueBucket::of(due) < looked_at_from;
     let clock_was_ahead = state.updated_at.since(now) > CLOCK_AHEAD_MIN;
     (is_behind || clock_was_ahead).then_some(due)

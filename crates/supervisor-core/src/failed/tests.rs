@@ -122,11 +122,11 @@ fn a_failure_publishes_everything_again_after_a_rest() {
     driven.next(Event::Polled(records));
     driven.next(Event::Published);
     driven.next(Event::Turn(Duration::ZERO));
-    assert_eq!(driven.next(Event::Failed), Effect::Wait(REST));
+    assert_eq!(driven.next(Event::Failed), Effect::Wait(RETRY_PAUSE));
     assert_eq!(driven.notices, [Notice::PublishFailed]);
     assert_eq!(driven.next(Event::Waited), Effect::PublishDeadLetters);
     assert_eq!(driven.notices, []);
-    assert_eq!(driven.next(Event::Failed), Effect::Wait(REST));
+    assert_eq!(driven.next(Event::Failed), Effect::Wait(RETRY_PAUSE));
     driven.failed.stop();
     assert_eq!(driven.next(Event::Waited), Effect::End);
 }

@@ -182,7 +182,7 @@ impl IndexShard {
         let Some(&bucket) = pass.buckets.front() else {
             unreachable!("a pass reads entries while it has buckets");
         };
-        tenure.sweep.dealt_with(bucket, &page.due);
+        tenure.sweep.mark_handled(bucket, &page.due);
         if !page.is_last {
             return self.keep(tenure, Then::Read(pass), now);
         }

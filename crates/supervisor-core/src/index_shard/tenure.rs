@@ -6,7 +6,7 @@ use waybill_engine::{BootTime, Now};
 use waybill_state::{DueBucket, Lease};
 
 use super::pass::{Page, Pass};
-use super::{Effect, Event, IndexShard, Notice, REST, State};
+use super::{Effect, Event, IndexShard, Notice, RETRY_PAUSE, State};
 use crate::lease::HeldLease;
 use crate::sweep::Sweep;
 use crate::unexpected::UnexpectedEvent;
@@ -230,7 +230,7 @@ impl IndexShard {
         self.notices
             .push(Notice::Behind(tenure.sweep.behind(now.wall)));
         self.notices.push(Notice::PassFailed);
-        self.pause(tenure, REST + self.settings.interval)
+        self.pause(tenure, RETRY_PAUSE + self.settings.interval)
     }
 
     fn pause(&mut self, tenure: Tenure, pause: Duration) -> Effect {

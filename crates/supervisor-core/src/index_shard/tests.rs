@@ -1,6 +1,6 @@
 use uuid::Uuid;
 use waybill_engine::{Offset, Timestamp};
-use waybill_state::DUE_BUCKETS_AGAIN;
+use waybill_state::DUE_BUCKETS_REREAD;
 
 use super::*;
 
@@ -12,11 +12,11 @@ const CHUNK: usize = 2;
 /// The wall clock when the boot clock is at 0.
 const START: i64 = 1_000;
 
-/// A machine whose driver performs nothing: the test says what each effect results in.
+/// An index shard without a driver: the test supplies the result of each effect.
 struct Driven {
     shard: IndexShard,
     boot: Duration,
-    /// What the last event led to.
+    /// The notices of the last output.
     notices: Vec<Notice>,
 }
 
@@ -43,14 +43,15 @@ impl Driven {
         }
     }
 
-    /// A machine that has the lease and the cursor, and has read the buckets before it again.
+    /// An index shard that has acquired the lease, read the cursor, and reread the buckets before
+    /// the cursor.
     fn sweeping(cursor: i64) -> Self {
         let mut driven = Self::new();
         driven.next(Event::Started);
         driven.next(Event::Lease(None));
         driven.next(Event::LeaseWritten(true));
         let mut effect = driven.next(Event::Cursor(Some(DueBucket(cursor))));
-        for bucket in cursor - DUE_BUCKETS_AGAIN..cursor {
+        for bucket in cursor - DUE_BUCKETS_REREAD..cursor {
             assert_eq!(effect, read(bucket, None));
             effect = driven.next(Event::Entries(Vec::new()));
         }
@@ -68,7 +69,7 @@ impl Driven {
         output.effect
     }
 
-    /// The same, some time after the last event.
+    /// Advances both clocks by `time`, then handles `event`.
     fn after(&mut self, time: Duration, event: Event) -> Effect {
         self.boot += time;
         self.next(event)
@@ -117,7 +118,7 @@ fn lease(epoch: u64, renewal: u64) -> Lease {
 }
 
 #[test]
-fn a_silent_owner_is_waited_for_and_its_lease_taken_with_the_next_epoch() {
+fn the_lease_of_a_silent_owner_is_taken_with_the_next_epoch_after_it_expires() {
     let mut driven = Driven::new();
     let key = LeaseKey::supervisor(PartitionId(3));
     assert_eq!(driven.next(Event::Started), Effect::ReadLease(key));
@@ -144,7 +145,7 @@ fn a_silent_owner_is_waited_for_and_its_lease_taken_with_the_next_epoch() {
 }
 
 #[test]
-fn an_index_shard_without_a_cursor_is_kept_and_not_swept() {
+fn the_owner_of_an_index_shard_without_a_cursor_renews_its_lease_and_does_not_sweep() {
     let mut driven = Driven::new();
     driven.next(Event::Started);
     driven.next(Event::Lease(None));
@@ -214,10 +215,10 @@ fn a_page_whose_recoveries_were_not_acknowledged_is_repeated_after_a_rest() {
     driven.next(Event::Rows(vec![Ok(None)]));
     driven.next(Event::Turn(Duration::ZERO));
     let rested = driven.next(Event::Failed);
-    assert_eq!(rested, Effect::Wait(REST + INTERVAL));
+    assert_eq!(rested, Effect::Wait(RETRY_PAUSE + INTERVAL));
     let behind = Notice::Behind(Duration::from_secs(6));
     assert_eq!(driven.notices, [behind, Notice::PassFailed]);
-    let again = driven.after(REST + INTERVAL, Event::Waited);
+    let again = driven.after(RETRY_PAUSE + INTERVAL, Event::Waited);
     assert_eq!(again, read(START - 7, None));
     let rows = driven.next(Event::Entries(vec![due]));
     assert_eq!(rows, Effect::ReadRows(vec![due.operation]));
@@ -250,7 +251,7 @@ fn an_owner_whose_lease_has_ended_publishes_nothing() {
     // The process was paused.
     let kept = driven.after(LEASE, Event::Turn(Duration::ZERO));
     assert_eq!(kept, Effect::RenewLease(lease(1, 1)));
-    // So was the renewal.
+    // The renewal is acknowledged only after the lease has ended.
     let paused = driven.after(LEASE, Event::LeaseWritten(true));
     assert_eq!(paused, Effect::Wait(INTERVAL));
     assert_eq!(
@@ -276,7 +277,7 @@ fn a_stop_ends_the_wait_for_a_turn_and_releases_the_lease() {
     assert_eq!(driven.next(Event::Waited), Effect::Wait(INTERVAL));
     assert!(!driven.notices.contains(&Notice::PassFailed));
     let Effect::TakeLease { lease, .. } = driven.next(Event::Waited) else {
-        panic!("the lease is released");
+        panic!("expected TakeLease");
     };
     assert_eq!(lease.owner, None);
     assert_eq!(driven.next(Event::LeaseWritten(true)), Effect::End);
@@ -284,13 +285,13 @@ fn a_stop_ends_the_wait_for_a_turn_and_releases_the_lease() {
 }
 
 #[test]
-fn a_failure_outside_of_a_pass_ends_the_ownership() {
+fn a_failure_outside_a_pass_ends_ownership() {
     let mut driven = Driven::sweeping(START);
     driven.next(Event::Entries(Vec::new()));
     driven.after(LEASE / 3, Event::Waited);
-    assert_eq!(driven.next(Event::Failed), Effect::Wait(REST));
+    assert_eq!(driven.next(Event::Failed), Effect::Wait(RETRY_PAUSE));
     assert_eq!(driven.notices, [Notice::Ended, Notice::Failed]);
-    let again = driven.after(REST, Event::Waited);
+    let again = driven.after(RETRY_PAUSE, Event::Waited);
     assert_eq!(
         again,
         Effect::ReadLease(LeaseKey::supervisor(PartitionId(3)))
@@ -309,7 +310,7 @@ fn the_offsets_of_a_reroute_are_stored_with_a_renewal() {
         ..at
     };
     let Effect::RenewLease(lease) = driven.next(Event::Rerouted(to)) else {
-        panic!("the offsets are stored");
+        panic!("expected RenewLease");
     };
     assert_eq!(lease.checkpoint.at, to);
     assert_eq!(driven.next(Event::LeaseWritten(true)), read(START, None));
@@ -342,17 +343,17 @@ fn a_sweep_a_week_behind_skips_only_after_an_audit_interval() {
     let now = START + i64::try_from(driven.boot.as_secs()).unwrap();
     assert_eq!(skipped_to, DueBucket(now - 3_600));
     let again = driven.next(Event::CursorMoved);
-    assert_eq!(again, read(now - 3_600 - DUE_BUCKETS_AGAIN, None));
+    assert_eq!(again, read(now - 3_600 - DUE_BUCKETS_REREAD, None));
 }
 
 #[test]
-fn an_event_that_is_no_result_of_the_effect_is_refused() {
+fn an_event_that_does_not_match_the_effect_is_refused() {
     let mut driven = Driven::sweeping(START);
     let now = Now {
         wall: second(START),
         boot: BootTime::new(Duration::ZERO),
     };
     let refused = driven.shard.handle(Event::Published, now).unwrap_err();
-    let text = "got the event Published in the state Reading";
+    let text = "unexpected event Published in state Reading";
     assert_eq!(refused.to_string(), text);
 }

@@ -93,8 +93,8 @@ impl Fixture {
         let mut event = mem::replace(&mut self.begins, Event::Waited);
         loop {
             let output = self.parked.handle(event, now, self.partitions).unwrap();
-            if output.effect == Effect::Wait(EVERY) {
-                assert_eq!(output.notices.last(), Some(&Notice::Show));
+            if output.effect == Effect::Wait(CHECK_INTERVAL) {
+                assert_eq!(output.notices.last(), Some(&Notice::UpdateGauges));
                 break;
             }
             event = self.perform(output.effect);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use waybill_engine::OperationId;
-use waybill_state::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
+use waybill_state::{DUE_BUCKETS_REREAD, DueBucket, DueEntry};
 use waybill_supervisor_core::index_shard::Effect;
 
 use crate::process::LEASE;
@@ -48,7 +48,7 @@ impl Run {
         }
         self.store.shards[shard].cursor = Some(cursor);
         self.seen.count(Sight::CursorMoves);
-        let forgotten = DueBucket(cursor.0 - DUE_BUCKETS_AGAIN);
+        let forgotten = DueBucket(cursor.0 - DUE_BUCKETS_REREAD);
         let is_forgotten = |entry: &DueEntry| DueBucket::of(entry.due) < forgotten;
         let entries = self.store.shards[shard].entries.clone();
         for entry in entries.into_iter().filter(is_forgotten) {

@@ -118,11 +118,11 @@ impl Fixture {
         let options = ConsumerOptions::new("rerouted");
         let consumer = PartitionConsumer::new(&self.kafka(), &options).unwrap();
         let (topic, home) = (self.topics.of(source), PartitionId(0));
-        let (_, end) = consumer.watermarks(topic, home, PATIENCE * 20).unwrap();
+        let (_, end) = consumer.watermarks(topic, home, POLL_TIMEOUT * 20).unwrap();
         consumer.add(&[(topic, home, Offset(0))]).unwrap();
         let mut values = Vec::new();
         while (values.len() as i64) < end.0 {
-            let polled = consumer.poll(LIMITS, PATIENCE, &mut |record| {
+            let polled = consumer.poll(LIMITS, POLL_TIMEOUT, &mut |record| {
                 let raw = record.to_raw();
                 let value = String::from_utf8(raw.value.unwrap()).unwrap();
                 values.push(value.parse().unwrap());

@@ -26,7 +26,7 @@ pub struct LayoutView {
     pub becomes: Option<u32>,
     /// The numbers of partitions that operation topics may have. Retired and intended partitions
     /// count too.
-    pub topics_may_have: Vec<u32>,
+    pub valid_topic_partitions: Vec<u32>,
     /// The shards, in order.
     pub shards: Vec<ShardView>,
 }
@@ -162,7 +162,7 @@ impl Shards {
             partitions: scheme.partitions,
             per_partition: scheme.shards_per_partition,
             becomes: layout.becomes(),
-            topics_may_have: layout.topics_may_have(),
+            valid_topic_partitions: layout.valid_topic_partitions(),
             shards,
         })
     }
@@ -257,7 +257,7 @@ impl fmt::Display for LayoutView {
             partitions,
             per_partition,
             becomes,
-            topics_may_have: _,
+            valid_topic_partitions: _,
             shards,
         } = self;
         let becoming = becomes.map(|to| format!(", changing to {}", counted(to, "partition")));

@@ -320,7 +320,7 @@ async fn dependencies(
     let kafka = config.kafka_settings(broker);
     let store::Opened { store, embedded } = store::open(role, config, running).await?;
     let damaged_store = Arc::downgrade(&store);
-    admin.readiness.warn_of(move || {
+    admin.readiness.add_warnings(move || {
         let report = damaged_store.upgrade().map(|store| store.damage());
         store::messages_of(&report.unwrap_or_default())
     });
@@ -353,7 +353,7 @@ async fn dependencies(
         disk_bounds(config, &workflows);
     }
     let (may_have, is_alone) = (
-        partition_map.layout().topics_may_have(),
+        partition_map.layout().valid_topic_partitions(),
         store.is_exclusive(),
     );
     let broker =

@@ -39,7 +39,7 @@ fn layout(owner: Option<&str>) -> LayoutView {
         partitions: 2,
         per_partition: 1,
         becomes: None,
-        topics_may_have: vec![2],
+        valid_topic_partitions: vec![2],
         shards: vec![shard(0), shard(1)],
     }
 }

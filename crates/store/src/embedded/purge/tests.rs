@@ -11,7 +11,7 @@ use waybill_engine::{
 use super::*;
 use crate::embedded::tables::Tables;
 use crate::{
-    AttentionCursor, AttentionEntry, AttentionOrder, DUE_BUCKETS_AGAIN, DueBucket, DueEntry,
+    AttentionCursor, AttentionEntry, AttentionOrder, DUE_BUCKETS_REREAD, DueBucket, DueEntry,
     EmbeddedStore, RowWrite, Store, WriteBatch,
 };
 
@@ -325,7 +325,7 @@ async fn only_deadline_entries_behind_the_cursor_are_removed() {
         .unwrap();
 
     let fixture = fixture.pass(Timestamp(0)).await;
-    let kept_behind = DUE_BUCKETS_AGAIN.unsigned_abs() as usize;
+    let kept_behind = DUE_BUCKETS_REREAD.unsigned_abs() as usize;
     assert_eq!(
         fixture.store.tables.get().unwrap().due.len().unwrap(),
         600 + 10 + kept_behind
@@ -338,7 +338,12 @@ async fn only_deadline_entries_behind_the_cursor_are_removed() {
     assert_eq!(kept, [entry(590)]);
     let gone = fixture
         .store
-        .due(PartitionId(1), DueBucket(589 - DUE_BUCKETS_AGAIN), None, 10)
+        .due(
+            PartitionId(1),
+            DueBucket(589 - DUE_BUCKETS_REREAD),
+            None,
+            10,
+        )
         .await
         .unwrap();
     assert_eq!(gone, []);

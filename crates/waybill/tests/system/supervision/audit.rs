@@ -7,7 +7,9 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::{Value, json};
 use waybill_engine::{OperationId, PartitionId};
-use waybill_store::{CqlStore, DUE_BUCKETS_AGAIN, DueBucket, EmbeddedConfig, EmbeddedStore, Store};
+use waybill_store::{
+    CqlStore, DUE_BUCKETS_REREAD, DueBucket, EmbeddedConfig, EmbeddedStore, Store,
+};
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 use waybill_test_support::supervision::setting::replaced;
 
@@ -230,7 +232,7 @@ async fn lose_index_entry(setup: &Setup, id: &str) {
     let row = rows.into_iter().next().expect("one was requested");
     let row = row.expect("it can be read").expect("it exists");
     let due = row.state.next_due.expect("it is due");
-    let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_AGAIN + 1);
+    let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_REREAD + 1);
     let advanced = store.advance_due_cursor(index_shard, beyond).await;
     advanced.expect("the cursor can be moved");
 }
