@@ -15,6 +15,7 @@ mod check;
 mod client;
 mod config;
 mod last_answer;
+mod place;
 mod plan;
 
 use std::collections::{BTreeMap, BTreeSet};

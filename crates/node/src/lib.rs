@@ -11,6 +11,7 @@
 
 pub mod admin;
 pub mod backup;
+pub mod broker_metrics;
 pub mod config;
 pub mod data_dir;
 pub mod disk;
@@ -18,6 +19,7 @@ pub mod exposure;
 pub mod instrumented_store;
 pub mod log_filter;
 pub mod open_files;
+pub mod preparation;
 mod role;
 pub mod shutdown;
 pub mod telemetry;

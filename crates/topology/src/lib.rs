@@ -13,6 +13,7 @@ pub mod partition_map;
 pub mod repartition;
 pub mod shards;
 pub mod topics;
+pub mod trim;
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use waybill_node::{admin, disk, instrumented_store, telemetry};
+use waybill_node::{admin, broker_metrics, disk, instrumented_store, telemetry};
 use waybill_telemetry::Declared;
-
-use crate::roles;
 
 /// The meaning of each label's values.
 const LABELS: [(&str, &str); 20] = [
@@ -125,7 +123,7 @@ fn sections() -> [Section; 13] {
         section(
             "Embedded broker",
             "With `up` and `broker`.",
-            roles::broker_metrics(),
+            broker_metrics::declared(),
         ),
         section(
             "Disk",

@@ -5,6 +5,7 @@
 //! [`FOLLOWED_MAX`] have an unknown result; the command may be stopped and run again, because what
 //! is done no longer matches the filter and a verb in progress is not applied twice.
 
+mod confirmation;
 mod tally;
 
 use std::io::{self, Write};
@@ -20,9 +21,10 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
 use waybill_api::view::{ItemView, OperationView};
-use waybill_telemetry::visible::to_json;
+use waybill_telemetry::visible::{counted, to_json};
 use waybill_units::duration_from_text;
 
+use self::confirmation::{is_at_a_terminal, is_confirmed};
 use self::tally::Tally;
 use super::OpsError;
 use super::api::{Api, ApiError};
@@ -68,6 +70,9 @@ pub(super) struct Many {
     /// Show how many operations match, and the first ten of them; send no request
     #[arg(long, conflicts_with = "id")]
     dry_run: bool,
+    /// Do not ask for confirmation on a terminal
+    #[arg(long, conflicts_with = "id")]
+    yes: bool,
     /// The maximum number of operations per second
     #[arg(
         long,
@@ -156,6 +161,14 @@ pub(super) async fn redrive(
     let mut out = io::stdout().lock();
     if many.dry_run {
         return plan.show(many, output, &mut out);
+    }
+    if !many.yes && !plan.ids.is_empty() && is_at_a_terminal() {
+        let mut terminal = io::stderr().lock();
+        plan.show(many, Output::Table, &mut terminal)?;
+        let question = format!("{} {}?", asking.verb, counted(plan.ids.len(), "operation"));
+        if !is_confirmed(&question, &mut io::stdin().lock(), &mut terminal)? {
+            return Err(OpsError::Missed("no request was sent".to_owned()));
+        }
     }
     let api = api.with_patience(many.unreachable_max);
     let mut redrive = Redrive::new(&api, asking, filter.tenant(), many, output, out);

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::{AgentsFile, NamedHandler, NeededInputs};
+use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls};
+use waybill_config::read_text;
 use waybill_drone_delivery::services::Caller;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
@@ -202,8 +203,13 @@ fn load_from_file(
     services: &str,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
-    load_from(file, services, workflows)
-        .with_context(|| format!("the agents of {}", path.display()))
+    load_from(file, services, workflows).map_err(|error| {
+        let text = read_text(path).unwrap_or_default();
+        let refused = error.downcast_ref::<LoadError>();
+        let line = refused.and_then(|refused| refused.line(&text));
+        let line = line.map(|line| format!(":{line}")).unwrap_or_default();
+        error.context(format!("{}{line}", path.display()))
+    })
 }
 
 fn load_from(

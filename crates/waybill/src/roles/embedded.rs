@@ -10,6 +10,7 @@ use waybill_broker::{Broker, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{LedgerError, Services, StartError as ServicesError};
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
+use waybill_node::broker_metrics::BrokerMetrics;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_node::shutdown::{Running, Stage};
@@ -17,7 +18,6 @@ use waybill_node::telemetry::announce;
 use waybill_telemetry::health::LowDisk;
 
 use super::agents::Reached;
-use super::broker_metrics::BrokerMetrics;
 use crate::broker_access::{BrokerLogins, OwnLogins};
 
 /// The embedded broker, for other parts of its process.
@@ -72,7 +72,7 @@ pub(super) async fn broker(
                 _ = failure_sender.send(failure);
                 stop.cancelled().await;
             }
-            never = BrokerMetrics::new().show(|| broker.stats()) => match never {},
+            never = BrokerMetrics::registered().show(|| broker.stats()) => match never {},
         }
         broker.shutdown().await;
         Ok(())

@@ -5,10 +5,8 @@
 
 mod agents;
 mod alerts;
-mod broker_metrics;
 mod check;
 mod connectivity;
-mod data_dir;
 mod embedded;
 mod ingestion;
 mod instance;
@@ -19,7 +17,6 @@ mod samples;
 mod scheduler;
 mod store;
 mod supervisor;
-mod trim;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -37,6 +34,7 @@ use waybill_node::backup::Backups;
 use waybill_node::config::Config;
 use waybill_node::data_dir::{of_broker, of_store};
 use waybill_node::disk::{DiskWatch, TopicSpace};
+use waybill_node::preparation::{self, Part};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::workflows::load_workflows;
 use waybill_store::{EmbeddedStore, Store};
@@ -45,12 +43,10 @@ use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::topics::{self, BrokerKind, CompressionCheck};
 
 use self::agents::Reached;
-use self::data_dir::Part;
 
 pub(crate) use agents::{
     built_in as built_in_agents, elsewhere as agents_elsewhere, load_file as load_agents_file,
 };
-pub(crate) use broker_metrics::declared as broker_metrics;
 pub(crate) use check::{agents_elsewhere_of, check_files_of, check_for, check_to_run};
 pub(crate) use lifecycle::run;
 
@@ -140,7 +136,7 @@ impl Disk {
 /// If the directory cannot be created or used.
 fn prepare_data_dir(role: Role, config: &Config) -> anyhow::Result<()> {
     if Disk::keeps_data(role, config) || role == Role::Services {
-        data_dir::prepare(&config.data_dir).context("dataDir (--data-dir)")?;
+        preparation::prepare(&config.data_dir).context("dataDir (--data-dir)")?;
     }
     Ok(())
 }
@@ -172,7 +168,7 @@ async fn start(
     running: &Running,
 ) -> anyhow::Result<()> {
     let disk = Disk::watch(role, config, admin, running);
-    data_dir::wait_for_room(
+    preparation::wait_for_room(
         &config.data_dir,
         &Disk::parts(role, config),
         &admin.readiness,

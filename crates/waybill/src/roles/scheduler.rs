@@ -10,8 +10,9 @@ use waybill_scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply
 use waybill_topology::repartition::{self, Repartition};
 use waybill_topology::shards::{self, show::Shards};
 use waybill_topology::topics::BrokerKind;
+use waybill_topology::trim;
 
-use super::{Dependencies, trim};
+use super::Dependencies;
 
 /// Starts the scheduler of this process's shards, with the `agents` that it calls directly.
 pub(super) async fn start(

@@ -194,6 +194,31 @@ async fn a_redrive_halts_after_a_failed_canary() {
 }
 
 #[tokio::test]
+async fn a_verb_for_many_asks_on_a_terminal() {
+    let setup = Setup::new().await;
+    setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    let ids = setup.bring_to("Error", "parcel", &names("asked", 2)).await;
+
+    let declined = setup.ops_on_a_terminal("abandon --all --reason test", "n\n");
+    assert_eq!(declined.code, Some(1), "{declined:?}");
+    for text in [
+        "matching  2",
+        "abandon 2 operations? [y/N]",
+        "no request was sent",
+    ] {
+        assert!(declined.out.contains(text), "{text}: {declined:?}");
+    }
+    let confirmed = setup.ops_on_a_terminal("abandon --all --limit 1 --reason test", "y\n");
+    assert_eq!(confirmed.code, Some(0), "{confirmed:?}");
+    let unasked = setup.ops_on_a_terminal("abandon --all --yes --reason test", "");
+    assert_eq!(unasked.code, Some(0), "{unasked:?}");
+    assert!(!unasked.out.contains("[y/N]"), "{unasked:?}");
+    for id in &ids {
+        assert_eq!(setup.show(id)["abandoned"], true);
+    }
+}
+
+#[tokio::test]
 async fn a_redrive_survives_a_short_api_outage() {
     const PARKED: usize = 12;
     let setup = Setup::new().await;

@@ -1,8 +1,9 @@
 //! A running `waybill up`, and `waybill ops` on it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -99,6 +100,28 @@ impl Setup {
         let arguments: Vec<&str> = line.split_whitespace().collect();
         let http = self.addresses["http"].to_string();
         run(&[&arguments[..], &["--http", &http]].concat())
+    }
+
+    /// The same on a terminal, where a person types `answer`. Both streams are in `out`.
+    pub fn ops_on_a_terminal(&self, line: &str, answer: &str) -> Ran {
+        let (program, http) = (env!("CARGO_BIN_EXE_waybill"), self.addresses["http"]);
+        let command = format!("{program} ops {line} --http {http}");
+        let mut script = Command::new("script");
+        without_test_variables(&mut script)
+            .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut script = script.spawn().unwrap();
+        let mut keyboard = script.stdin.take().unwrap();
+        keyboard.write_all(answer.as_bytes()).unwrap();
+        // The end of the terminal's input would also end the command.
+        let output = script.wait_with_output().unwrap();
+        drop(keyboard);
+        Ran {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::new(),
+        }
     }
 
     /// The operations that a command lists, as JSON.

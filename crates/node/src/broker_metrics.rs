@@ -345,15 +345,17 @@ const SYNC_SECONDS: Metric<Gauge> = Metric::new(
 );
 
 /// All of these metrics.
-pub(crate) fn declared() -> Vec<&'static dyn Declared> {
+#[must_use]
+pub fn declared() -> Vec<&'static dyn Declared> {
     let counters = COUNTERS.iter().map(|(metric, _)| metric as &dyn Declared);
     let gauges = GAUGES.iter().map(|(metric, _)| metric as &dyn Declared);
     let others: [&dyn Declared; 2] = [&BATCHES_REFUSED, &SYNC_SECONDS];
     counters.chain(gauges).chain(others).collect()
 }
 
-/// The handles.
-pub(super) struct BrokerMetrics {
+/// The handles of these metrics.
+#[derive(Debug)]
+pub struct BrokerMetrics {
     counters: [Counter; COUNTERS.len()],
     gauges: [Gauge; GAUGES.len()],
     batches_refused: [Counter; BatchRefusal::ALL.len()],
@@ -361,7 +363,9 @@ pub(super) struct BrokerMetrics {
 }
 
 impl BrokerMetrics {
-    pub(super) fn new() -> Self {
+    /// Handles that are registered with the recorder of the process.
+    #[must_use]
+    pub fn registered() -> Self {
         Self {
             counters: COUNTERS.each_ref().map(|(metric, _)| metric.of([])),
             gauges: GAUGES.each_ref().map(|(metric, _)| metric.of([])),
@@ -371,10 +375,10 @@ impl BrokerMetrics {
     }
 
     /// Updates the metrics periodically.
-    pub(super) async fn show(self, stats: impl Fn() -> Stats) -> Infallible {
-        let mut turns = tokio::time::interval(SHOW_EVERY);
+    pub async fn show(self, stats: impl Fn() -> Stats) -> Infallible {
+        let mut ticks = tokio::time::interval(SHOW_EVERY);
         loop {
-            turns.tick().await;
+            ticks.tick().await;
             let stats = stats();
             for (counter, (_, count)) in self.counters.iter().zip(&COUNTERS) {
                 counter.absolute(count(&stats));

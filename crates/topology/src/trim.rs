@@ -20,8 +20,9 @@ use waybill_kafka::{Admin, ClientError, KafkaSettings};
 use waybill_kafka::{Identity, LogCheck, Mark};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
-use waybill_topology::partition_map::PartitionMap;
-use waybill_topology::shards;
+
+use crate::partition_map::PartitionMap;
+use crate::shards;
 
 /// The interval between checks of the checkpoints.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -33,7 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SOURCES: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
 
 /// Deletes finished requests and recoveries until it is stopped. Safe to run in several processes.
-pub(super) async fn run(
+///
+/// # Errors
+///
+/// If the Kafka clients cannot be created.
+pub async fn run(
     kafka: KafkaSettings,
     topics: Topics,
     partition_map: PartitionMap,

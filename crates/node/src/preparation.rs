@@ -1,4 +1,4 @@
-//! The data directory of this process.
+//! Prepares the data directory of this process.
 //!
 //! A full disk ends no process. Existing files are opened on it, but new ones cannot be created: so
 //! a first start waits until there is room for them.
@@ -18,9 +18,10 @@ use std::time::Duration;
 use rustix::fs::{Access, access};
 use rustix::process::{getgid, getuid};
 use waybill_disk::{is_full, sync_dir};
-use waybill_node::data_dir::create;
-use waybill_node::disk::Space;
 use waybill_telemetry::health::Readiness;
+
+use crate::data_dir::create;
+use crate::disk::Space;
 
 /// The permissions of users who neither own the directory nor are in its group.
 const OTHERS: u32 = 0o007;
@@ -39,7 +40,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum DataDirError {
+pub enum DataDirError {
     /// The path is not a directory.
     #[error("{} is not a directory", .0.display())]
     NotADirectory(PathBuf),
@@ -69,7 +70,7 @@ pub(super) enum DataDirError {
 
 /// The user of this process, and the owner and mode of a directory.
 #[derive(Debug)]
-pub(super) struct Rights {
+pub struct Rights {
     user: u32,
     group: u32,
     directory: Option<Directory>,
@@ -166,7 +167,7 @@ impl fmt::Display for Rights {
 /// # Errors
 ///
 /// If the directory cannot be created, or exists and cannot be used.
-pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
+pub fn prepare(path: &Path) -> Result<(), DataDirError> {
     if let Some(found) = make_usable(path)? {
         warn_if_shared(&Directory::new(path, &found), getuid().as_raw());
     }
@@ -178,7 +179,7 @@ pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
 /// # Errors
 ///
 /// As [`prepare`].
-pub(super) fn make_usable(path: &Path) -> Result<Option<Metadata>, DataDirError> {
+pub fn make_usable(path: &Path) -> Result<Option<Metadata>, DataDirError> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -236,11 +237,11 @@ fn make(path: &Path) -> Result<(), DataDirError> {
 
 /// A part of the data directory.
 #[derive(Debug)]
-pub(super) struct Part {
+pub struct Part {
     /// Its directory.
-    pub(super) dir: PathBuf,
+    pub dir: PathBuf,
     /// Whether an earlier start has created its files.
-    pub(super) is_created: bool,
+    pub is_created: bool,
 }
 
 /// Waits for room, if a part of the data directory has yet to be created, or the directory itself.
@@ -249,7 +250,7 @@ pub(super) struct Part {
 /// # Errors
 ///
 /// If the data directory cannot be created.
-pub(super) async fn wait_for_room(
+pub async fn wait_for_room(
     path: &Path,
     parts: &[Part],
     readiness: &Readiness,
@@ -314,10 +315,10 @@ fn no_access(path: &Path, source: io::Error) -> DataDirError {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use waybill_node::data_dir::MODE;
     use waybill_test_support::log::Lines;
 
     use super::*;
+    use crate::data_dir::MODE;
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o777
