@@ -1,5 +1,5 @@
-//! The HTTP API: ids of operations, requests and their checks, the rates of tenants, and [answers
-//! about operations](view).
+//! The HTTP API: ids of operations, requests and their checks, the rates of tenants, [verbs](verb),
+//! and [answers about operations](view).
 //!
 //! Ingestion checks requests by these rules before it accepts them. The scheduler repeats the
 //! checks that follow from the record alone, for requests that were written straight to a topic.
@@ -10,4 +10,5 @@
 pub mod id;
 pub mod request;
 pub mod tenant_limits;
+pub mod verb;
 pub mod view;

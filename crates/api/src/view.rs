@@ -16,8 +16,7 @@ use waybill_engine::{
     StepProgress, StepState, Timestamp, Workflow,
 };
 
-/// The verb that a caller may request of its operation.
-pub const CANCEL: &str = "cancel";
+use crate::verb::Verb;
 
 /// An operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -310,7 +309,7 @@ impl OperationView {
             state: ProcessState::Pending.as_str().into(),
             ahead,
             what_next: Some("Waiting for the scheduler to read the request.".to_owned()),
-            verbs: vec![CANCEL.into()],
+            verbs: vec![Verb::Cancel.as_str().into()],
             ..Self::default()
         }
     }

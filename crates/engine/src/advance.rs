@@ -25,7 +25,7 @@ mod recover;
 mod undo;
 
 pub use amend::INPUT_BYTES_MAX;
-pub use recover::Verdict;
+pub use recover::{Verdict, recover_without_workflow};
 
 /// Maximum size of the outputs of all steps, in bytes: they are stored in the operation's row and
 /// sent in later step requests, which must fit into a record together with the input.

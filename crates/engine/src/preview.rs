@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::advance::{Advance, Patience, Verdict};
+use crate::advance::{Advance, Patience, Verdict, recover_without_workflow};
 use crate::gate::Gates;
 use crate::operation::{OperationRow, OperationState, ProcessState};
 use crate::record::{Amendment, RecoveryVerb};
@@ -76,11 +76,10 @@ pub fn refusal(
 
 fn refusal_without_workflow(state: &OperationState, asked: Asked<'_>) -> Option<&'static str> {
     match asked {
-        Asked::Recovery(
-            RecoveryVerb::Resubmitted { .. } | RecoveryVerb::Wake | RecoveryVerb::Retry { .. },
-        ) => None,
-        Asked::Recovery(RecoveryVerb::Abandon) if state.state.is_parked() => None,
-        Asked::Recovery(_) => Some(state.code_without_workflow()),
+        Asked::Recovery(verb) => match recover_without_workflow(&mut state.clone(), verb) {
+            Verdict::Refused(code) => Some(code),
+            Verdict::Applied | Verdict::Void | Verdict::HeldBack => None,
+        },
         Asked::Amendment(amendment) => match (state.state, amendment) {
             (ProcessState::Cancelled, Amendment::Cancel { .. }) => None,
             (ProcessState::Cancelled, Amendment::Reschedule { .. }) => Some("final"),

@@ -219,6 +219,17 @@ impl RecoveryVerb {
             Self::Resubmitted { .. } => "resubmitted",
         }
     }
+
+    /// The attempt that the request is about, if it names one.
+    #[must_use]
+    pub const fn seen(&self) -> Option<&AttemptSeen> {
+        match self {
+            Self::Retry { seen, .. }
+            | Self::Park { seen }
+            | Self::Compensate { seen: Some(seen) } => Some(seen),
+            _ => None,
+        }
+    }
 }
 
 /// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler

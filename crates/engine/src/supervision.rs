@@ -148,21 +148,13 @@ impl Supervision<'_> {
 /// The same for equal recoveries of the same attempt. Decisions about a failure (park, compensate)
 /// also include the failure: a step may fail for good twice without a new attempt in between.
 fn recovery_id(operation: OperationId, failure: Uuid, verb: &RecoveryVerb) -> Uuid {
-    let of =
-        |seen: &AttemptSeen| format!("/{}/{}/{}", seen.step, seen.action.as_str(), seen.attempt);
-    let about = match verb {
-        RecoveryVerb::Retry { seen, .. } => of(seen),
-        RecoveryVerb::Park { seen } | RecoveryVerb::Compensate { seen: Some(seen) } => {
-            format!("{}/{failure}", of(seen))
+    let about = verb.seen().map_or_else(String::new, |seen| {
+        let attempt = format!("/{}/{}/{}", seen.step, seen.action.as_str(), seen.attempt);
+        match verb {
+            RecoveryVerb::Retry { .. } => attempt,
+            _ => format!("{attempt}/{failure}"),
         }
-        RecoveryVerb::Wake
-        | RecoveryVerb::Compensate { seen: None }
-        | RecoveryVerb::Resubmit
-        | RecoveryVerb::Abandon
-        | RecoveryVerb::RetryCompensation
-        | RecoveryVerb::Undone { .. }
-        | RecoveryVerb::Resubmitted { .. } => String::new(),
-    };
+    });
     operation.event_id(&format!("{}{about}", verb.as_str()))
 }
 

@@ -38,7 +38,6 @@ mod status;
 mod store_reads;
 mod tenant_semaphore;
 mod token;
-mod verb;
 mod view;
 mod what_next;
 
@@ -75,7 +74,6 @@ use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
 use self::service::{Api, Events, ListAdmission};
 use self::store_reads::StoreReads;
 use self::tenant_semaphore::TenantSemaphore;
-pub use self::what_next::as_typed;
 
 /// The listener's name in metrics.
 const LISTENER: &str = "api";

@@ -1,12 +1,12 @@
 //! The routes of the API: their paths, and who may use them.
 
 use hyper::Method;
+use waybill_api::verb::Verb;
 use waybill_engine::OperationId;
 use waybill_http::auth::Scope;
 
 use super::measure::RouteLabel;
 use super::token::StatusToken;
-use super::verb::Verb;
 
 /// The path of deliveries.
 pub const DELIVERIES: &str = "/api/deliveryrequests";
@@ -80,11 +80,11 @@ impl Route<'_> {
                 Some(Scope::Read)
             }
             Self::Operations | Self::Delivery(_) => Some(Scope::Submit),
-            Self::Operation(part) => match Verb::split(part).map(|(_, verb)| Verb::named(verb)) {
-                Some(Some(Verb::Cancel)) => Some(Scope::Submit),
-                Some(Some(_)) => Some(Scope::Repair),
+            Self::Operation(part) => match Verb::of_part(part) {
+                Some(Verb::Cancel) => Some(Scope::Submit),
+                Some(_) => Some(Scope::Repair),
                 // No such verb exists.
-                Some(None) | None => Some(Scope::Read),
+                None => Some(Scope::Read),
             },
             Self::Events(_) => Some(Scope::Read),
             Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home | Self::Nothing => None,

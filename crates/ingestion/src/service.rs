@@ -26,6 +26,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
+use waybill_api::verb::Verb;
 use waybill_clock::wall_clock;
 use waybill_http::auth::{Auth, Caller};
 use waybill_http::media_type::{JSON, NDJSON, check_media_type};
@@ -43,7 +44,6 @@ use super::settings::REQUEST_BYTES;
 use super::spans;
 use super::status::{self, Query};
 use super::tenant_semaphore::{MeasuredBody, Permit, RevocablePermit, TenantSemaphore};
-use super::verb::Verb;
 use super::view::AcceptedView;
 
 pub use self::events::Events;
@@ -177,7 +177,7 @@ impl Api {
             Route::Operations => Err(Problem::method_not_allowed("GET, HEAD, POST")),
             Route::Delivery(_) => Err(Problem::method_not_allowed("GET, HEAD, DELETE, PATCH")),
             Route::Events(_) => Err(Problem::method_not_allowed("GET")),
-            Route::Operation(part) if Verb::is_asked(part) => {
+            Route::Operation(part) if Verb::of_part(part).is_some() => {
                 Err(Problem::method_not_allowed("POST"))
             }
             Route::Operation(_)

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
+use waybill_api::verb::Verb;
 use waybill_api::view::{ErrorView, HistoryView, OperationView, StepView};
 use waybill_clock::time_text;
 use waybill_drone_delivery::request::DeliveryRequest;
@@ -57,7 +58,7 @@ pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
         error: state.failure().map(ErrorView::of_operation),
         cause: cause(state).map(ErrorView::of_operation),
         what_next: Some(sentence),
-        verbs: verbs.into_iter().map(Cow::from).collect(),
+        verbs: verbs.into_iter().map(|verb| verb.as_str().into()).collect(),
         cancel: cancel(state).map(Cow::from),
         abandoned: state.abandoned,
         history: history.map(HistoryView::of).collect(),
@@ -99,6 +100,6 @@ fn cancel(state: &OperationState) -> Option<&'static str> {
     }
     let mut history = state.history.iter();
     history
-        .any(|entry| entry.verb == what_next::CANCEL && entry.refused.is_some())
+        .any(|entry| entry.verb == Verb::Cancel.in_path() && entry.refused.is_some())
         .then_some("refused")
 }

@@ -1,29 +1,14 @@
 //! What happens next with an operation, and which verbs it accepts now.
 
+use waybill_api::verb::{Verb, as_typed};
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_engine::{
-    Action, Amendment, Asked, OperationRow, ProcessState, RecoveryVerb, StepProgress, StepState,
-    Timestamp, Workflows, refusal,
+    Action, Amendment, Asked, OperationRow, ProcessState, StepProgress, StepState, Timestamp,
+    Workflows, refusal,
 };
 
 use super::refusals;
-use super::verb::Verb;
-
-/// The verb of an operation's caller.
-pub const CANCEL: &str = Verb::Cancel.as_str();
-
-/// Resubmits an operation as a new one: the verb `resubmit` with `asNew`. This is its name for
-/// programs.
-const RESUBMIT_AS_NEW: &str = "resubmit-as-new";
-
-/// The form of a verb after `waybill ops`, as a person types it.
-pub fn as_typed(verb: &str) -> &str {
-    match verb {
-        RESUBMIT_AS_NEW => "resubmit --as-new",
-        other => other,
-    }
-}
 
 /// How many steps the sentence names at most.
 const STEPS_NAMED_MAX: usize = 3;
@@ -34,7 +19,7 @@ pub struct WhatNext {
     /// In one sentence.
     pub sentence: String,
     /// The accepted verbs: `cancel` by the caller, the others by an operator.
-    pub verbs: Vec<&'static str>,
+    pub verbs: Vec<Verb>,
 }
 
 /// What happens next with the operation of a row.
@@ -49,62 +34,36 @@ pub fn of(row: &OperationRow, workflows: &Workflows) -> WhatNext {
     WhatNext { sentence, verbs }
 }
 
-fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<&'static str> {
-    let candidates: &[Verb] = match row.state.state {
-        ProcessState::Pending | ProcessState::Compensated | ProcessState::Cancelled => &[],
-        ProcessState::Processed => &[Verb::Cancel],
-        ProcessState::Processing => &[Verb::Cancel, Verb::Compensate],
-        ProcessState::Compensating if row.state.cancelled => &[Verb::Undone],
-        ProcessState::Compensating => &[Verb::Cancel, Verb::Undone],
-        ProcessState::Error if row.state.abandoned => {
-            &[Verb::Cancel, Verb::Resubmit, Verb::Compensate]
-        }
-        ProcessState::Error => &[
-            Verb::Cancel,
-            Verb::Resubmit,
-            Verb::Compensate,
-            Verb::Abandon,
-        ],
-        ProcessState::CompensationFailed if row.state.abandoned => {
-            &[Verb::RetryCompensation, Verb::Undone]
-        }
-        ProcessState::CompensationFailed => &[Verb::RetryCompensation, Verb::Undone, Verb::Abandon],
+fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<Verb> {
+    let state = &row.state;
+    let accepts = |asked: Asked<'_>| refusal(row, workflows, asked, now).is_none();
+    let recovers = |verb: Verb, step: &str| {
+        let recovery = verb.recovery(step);
+        recovery.is_some_and(|recovery| accepts(Asked::Recovery(&recovery)))
     };
-    let recovery =
-        |verb: &RecoveryVerb| refusal(row, workflows, Asked::Recovery(verb), now).is_none();
-    let is_open = |verb: &&Verb| match verb {
+    let is_open = |verb: &Verb| match *verb {
+        // A cancel that is under way needs no second one.
+        Verb::Cancel if state.state == ProcessState::Compensating && state.cancelled => false,
         Verb::Cancel => {
             let workflow = String::new();
-            let cancel = Amendment::Cancel { workflow };
-            refusal(row, workflows, Asked::Amendment(&cancel), now).is_none()
+            accepts(Asked::Amendment(&Amendment::Cancel { workflow }))
         }
-        Verb::Resubmit => recovery(&RecoveryVerb::Resubmit),
-        Verb::Compensate => recovery(&RecoveryVerb::Compensate { seen: None }),
-        Verb::Abandon => recovery(&RecoveryVerb::Abandon),
-        Verb::RetryCompensation => recovery(&RecoveryVerb::RetryCompensation),
-        Verb::Undone => row
-            .created
-            .step_names
-            .iter()
-            .zip(&row.state.steps)
-            .filter(|(_, step)| step.state != StepState::Compensated)
-            .any(|(name, _)| {
-                let step = name.to_string();
-                recovery(&RecoveryVerb::Undone { step })
-            }),
+        Verb::Abandon if state.abandoned => false,
+        Verb::Undone => {
+            let mut steps = row.created.step_names.iter().zip(&state.steps);
+            steps.any(|(name, step)| {
+                step.state != StepState::Compensated && recovers(Verb::Undone, name)
+            })
+        }
+        Verb::ResubmitAsNew => refusals::of_resubmission_as_new(row).is_none(),
+        other => recovers(other, ""),
     };
-    let mut open: Vec<&'static str> = candidates
-        .iter()
-        .filter(is_open)
-        .map(|verb| verb.as_str())
-        .collect();
-    if refusals::of_resubmission_as_new(row).is_none() {
-        open.push(RESUBMIT_AS_NEW);
-    }
-    open
+    let meant = Verb::ALL.into_iter();
+    let meant = meant.filter(|verb| verb.states().contains(&state.state));
+    meant.filter(is_open).collect()
 }
 
-fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
+fn sentence(row: &OperationRow, verbs: &[Verb]) -> String {
     let state = &row.state;
     match state.state {
         ProcessState::Pending => "Waiting for the scheduler to read the request.".to_owned(),
@@ -124,8 +83,8 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
             "Nothing: an operator abandoned it; its effects remain.".to_owned()
         }
         ProcessState::Error | ProcessState::CompensationFailed => {
-            let open = verbs.iter().filter(|verb| **verb != CANCEL);
-            let open: Vec<&str> = open.map(|verb| as_typed(verb)).collect();
+            let open = verbs.iter().filter(|verb| **verb != Verb::Cancel);
+            let open: Vec<&str> = open.map(|verb| as_typed(verb.as_str())).collect();
             match open.split_last() {
                 None => "Waiting for an operator.".to_owned(),
                 Some((only, [])) => format!("Waiting for an operator: {only}."),

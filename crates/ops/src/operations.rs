@@ -10,6 +10,7 @@
 
 mod api;
 mod ask;
+mod asking;
 mod canary;
 mod doctor;
 mod explain;
@@ -20,18 +21,17 @@ mod list;
 mod redrive;
 mod show;
 mod single;
-mod verb;
 
 use std::io;
 
 use clap::{Args, Subcommand};
+use waybill_api::verb::Verb;
 use waybill_node::config::Config;
 
 pub use self::doctor::{DoctorArgs, FileCheck};
 pub use self::explain::ExplainArgs;
 
 use self::api::{Api, ApiError};
-use self::verb::Verb;
 use crate::access::AccessArgs;
 use crate::address::ApiAddress;
 use crate::runtime::runtime;
@@ -69,7 +69,7 @@ enum OpsCommand {
     /// Undo the completed steps
     Compensate(ask::PlainArgs),
     /// End a parked operation in its current state
-    Abandon(ask::AbandonArgs),
+    Abandon(ask::ReasonArgs),
     /// Retry the undo of steps that could not be undone
     RetryCompensation(ask::PlainArgs),
     /// Record that an operator undid a step
@@ -141,7 +141,7 @@ impl OpsCommand {
             Self::Show(arguments) => until_reader_leaves(arguments.run(api).await),
             Self::Resubmit(arguments) => arguments.run(api).await,
             Self::Compensate(arguments) => arguments.run(api, Verb::Compensate).await,
-            Self::Abandon(arguments) => arguments.run(api).await,
+            Self::Abandon(arguments) => arguments.run(api, Verb::Abandon).await,
             Self::RetryCompensation(arguments) => arguments.run(api, Verb::RetryCompensation).await,
             Self::Undone(arguments) => arguments.run(api).await,
             Self::Cancel(arguments) => arguments.run(api, Verb::Cancel).await,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::action::Action;
 use crate::advance::undo::undo_failed;
 use crate::advance::{Advance, Patience};
-use crate::operation::{Amended, ProcessState, StepState, deadline};
+use crate::operation::{Amended, OperationState, ProcessState, StepState, deadline};
 use crate::record::{AttemptSeen, RecoveryVerb};
 use crate::step::{IllegalTransition, StepEvent};
 use crate::workflow::Undo;
@@ -25,6 +25,24 @@ pub enum Verdict {
     HeldBack,
     /// It is refused, with this stable code.
     Refused(&'static str),
+}
+
+/// Applies a recovery to an operation whose workflow is unknown: it stays parked.
+pub fn recover_without_workflow(state: &mut OperationState, verb: &RecoveryVerb) -> Verdict {
+    match verb {
+        RecoveryVerb::Wake | RecoveryVerb::Retry { .. } => Verdict::Void,
+        RecoveryVerb::Resubmitted { .. } => Verdict::Applied,
+        RecoveryVerb::Abandon if state.state.is_parked() => {
+            state.abandoned = true;
+            Verdict::Applied
+        }
+        RecoveryVerb::Abandon
+        | RecoveryVerb::Compensate { .. }
+        | RecoveryVerb::Park { .. }
+        | RecoveryVerb::Resubmit
+        | RecoveryVerb::RetryCompensation
+        | RecoveryVerb::Undone { .. } => Verdict::Refused(state.code_without_workflow()),
+    }
 }
 
 impl Advance<'_> {

@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use clap::Args;
+use waybill_api::verb::Verb;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 use waybill_telemetry::visible::is_name;
 use waybill_units::duration_from_text;
 
 use super::OpsError;
 use super::api::Api;
+use super::asking::Asking;
 use super::filter::Filter;
 use super::redrive::{Many, redrive};
 use super::single::{Single, ask_one};
-use super::verb::{Asking, Verb};
 use crate::shown::Output;
 
 /// The default of `--wait` without a time.
@@ -39,9 +40,9 @@ pub(super) struct PlainArgs {
     target: Target,
 }
 
-/// The arguments of `waybill ops abandon`.
+/// The arguments of verbs that also need a reason.
 #[derive(Clone, Debug, Args)]
-pub(super) struct AbandonArgs {
+pub(super) struct ReasonArgs {
     #[command(flatten)]
     why: WhyNeeded,
     #[command(flatten)]
@@ -145,6 +146,7 @@ impl PlainArgs {
     pub(super) async fn run(&self, api: &Api, verb: Verb) -> Result<(), OpsError> {
         let asking = Asking {
             verb,
+            step: None,
             reason: self.why.reason.clone(),
             by: Some(self.who.by.clone()),
         };
@@ -152,10 +154,11 @@ impl PlainArgs {
     }
 }
 
-impl AbandonArgs {
-    pub(super) async fn run(&self, api: &Api) -> Result<(), OpsError> {
+impl ReasonArgs {
+    pub(super) async fn run(&self, api: &Api, verb: Verb) -> Result<(), OpsError> {
         let asking = Asking {
-            verb: Verb::Abandon,
+            verb,
+            step: None,
             reason: Some(self.why.reason.clone()),
             by: Some(self.who.by.clone()),
         };
@@ -166,9 +169,8 @@ impl AbandonArgs {
 impl UndoneArgs {
     pub(super) async fn run(&self, api: &Api) -> Result<(), OpsError> {
         let asking = Asking {
-            verb: Verb::Undone {
-                step: self.step.clone(),
-            },
+            verb: Verb::Undone,
+            step: Some(self.step.clone()),
             reason: Some(self.why.reason.clone()),
             by: Some(self.who.by.clone()),
         };
@@ -318,7 +320,7 @@ mod tests {
     #[test]
     fn invalid_reasons_and_names_are_refused_before_a_request() {
         let abandon = |line: &str| {
-            let error = parsed::<AbandonArgs>(AbandonArgs::augment_args, line);
+            let error = parsed::<ReasonArgs>(ReasonArgs::augment_args, line);
             error.map(|_| ()).map_err(|error| error.kind())
         };
         let long = "y".repeat(REASON_BYTES_MAX + 1);

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use waybill_api::view::{HistoryView, OperationView, VerbAcceptedView};
 
 use super::api::{Api, ApiError};
+use super::asking::Asking;
 use super::line::{Outcome, Report};
-use super::verb::Verb;
 
 /// The first and the longest pause between two reads of an operation.
 const READ_EVERY_MIN: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ pub(super) struct Followed {
     pub(super) id: String,
     /// The operation that is followed: the same one, or the new one.
     id_awaited: String,
-    verb: Verb,
+    asking: Asking,
     tenant: Option<String>,
     /// Its history before the verb.
     history: Vec<HistoryView>,
@@ -37,7 +37,7 @@ impl Followed {
     pub(super) fn new(
         seen: Option<&OperationView>,
         asked: &VerbAcceptedView,
-        verb: &Verb,
+        asking: &Asking,
         tenant: Option<&str>,
         until: Instant,
     ) -> Self {
@@ -45,11 +45,11 @@ impl Followed {
         Self {
             id: asked.id.to_string(),
             id_awaited: id_awaited.to_string(),
-            verb: verb.clone(),
+            asking: asking.clone(),
             tenant: tenant.map(str::to_owned),
             history: seen.map_or_else(Vec::new, |seen| seen.history.clone()),
             is_taken: asked.resubmitted_as.is_some()
-                || seen.is_some_and(|seen| verb.is_under_way(seen)),
+                || seen.is_some_and(|seen| asking.is_under_way(seen)),
             until,
         }
     }
@@ -83,7 +83,7 @@ impl Followed {
     pub(super) fn report_of(&self, now: &OperationView) -> Option<Report> {
         let mut newest_first = now.history.iter().rev();
         let entry = newest_first
-            .find(|entry| self.verb.matches(entry) && !self.history.contains(entry))
+            .find(|entry| self.asking.matches(entry) && !self.history.contains(entry))
             .filter(|_| self.id_awaited == self.id);
         match entry {
             Some(HistoryView {
@@ -104,7 +104,7 @@ impl Followed {
         if !now.is_at_rest() {
             return None;
         }
-        let outcome = match self.verb.is_achieved(now) {
+        let outcome = match self.asking.is_achieved(now) {
             true => Outcome::Done,
             false => Outcome::Failed,
         };
@@ -122,7 +122,7 @@ impl Followed {
     }
 
     fn report(&self, outcome: Outcome, now: Option<&OperationView>) -> Report {
-        let report = Report::new(&self.id, &self.verb, outcome);
+        let report = Report::new(&self.id, self.asking.verb, outcome);
         let report = match now {
             Some(now) => report.with_state(now),
             None => report,
@@ -147,6 +147,7 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
+    use waybill_api::verb::Verb;
 
     use super::*;
 
@@ -171,13 +172,19 @@ mod tests {
         }
     }
 
-    fn followed(verb: &Verb, seen: &OperationView, new: Option<Uuid>) -> Followed {
+    fn followed(verb: Verb, seen: &OperationView, new: Option<Uuid>) -> Followed {
+        let asking = Asking {
+            verb,
+            step: None,
+            reason: None,
+            by: None,
+        };
         let asked = VerbAcceptedView {
             id: OLD,
             resubmitted_as: new,
             ..VerbAcceptedView::default()
         };
-        Followed::new(Some(seen), &asked, verb, None, Instant::now())
+        Followed::new(Some(seen), &asked, &asking, None, Instant::now())
     }
 
     fn outcome(followed: &Followed, now: &OperationView) -> Option<Outcome> {
@@ -189,7 +196,7 @@ mod tests {
         let before = entry("1", "resubmit", None);
         let after = entry("2", "resubmit", None);
         let followed = followed(
-            &Verb::Resubmit,
+            Verb::Resubmit,
             &operation("Error", std::slice::from_ref(&before)),
             None,
         );
@@ -211,7 +218,7 @@ mod tests {
     #[test]
     fn a_refusal_by_the_scheduler_is_reported_with_its_code_in_any_state() {
         let seen = operation("Error", &[]);
-        let followed = followed(&Verb::Cancel, &seen, None);
+        let followed = followed(Verb::Cancel, &seen, None);
         let refused = entry("2", "cancel", Some("past-pivot"));
         let report = followed
             .report_of(&operation("Processing", &[refused]))
@@ -223,7 +230,7 @@ mod tests {
     #[test]
     fn an_operation_that_waits_for_something_else_is_reported() {
         let seen = operation("Processing", &[]);
-        let followed = followed(&Verb::Cancel, &seen, None);
+        let followed = followed(Verb::Cancel, &seen, None);
         let waits = "Waiting for an operator: resubmit.";
         let now = |state: &str, refused: Option<&str>| OperationView {
             what_next: Some(waits.to_owned()),
@@ -255,7 +262,7 @@ mod tests {
     #[test]
     fn a_verb_in_progress_needs_no_history_entry() {
         let seen = operation("Compensating", &[]);
-        let followed = followed(&Verb::Compensate, &seen, None);
+        let followed = followed(Verb::Compensate, &seen, None);
         assert_eq!(outcome(&followed, &seen), None);
         let now = operation("Compensated", &[]);
         assert_eq!(outcome(&followed, &now), Some(Outcome::Done));
@@ -264,7 +271,7 @@ mod tests {
     #[test]
     fn a_resubmission_as_new_is_done_when_the_new_operation_is() {
         let seen = operation("Compensated", &[]);
-        let followed = followed(&Verb::ResubmitAsNew, &seen, Some(NEW));
+        let followed = followed(Verb::ResubmitAsNew, &seen, Some(NEW));
         assert_eq!(outcome(&followed, &operation("Pending", &[])), None);
         let report = followed.report_of(&operation("Processed", &[])).unwrap();
         assert_eq!(report.outcome, Outcome::Done);

@@ -4,11 +4,10 @@ use std::fmt;
 use std::io::{self, Write};
 
 use serde::Serialize;
+use waybill_api::verb::{Verb, as_typed};
 use waybill_api::view::{ErrorView, OperationView};
-use waybill_ingestion::as_typed;
 use waybill_telemetry::visible::{escaped, to_json};
 
-use super::verb::Verb;
 use crate::shown::Output;
 
 /// The outcome of a verb.
@@ -66,10 +65,10 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(id: &str, verb: &Verb, outcome: Outcome) -> Self {
+    pub(super) fn new(id: &str, verb: Verb, outcome: Outcome) -> Self {
         Self {
             id: id.to_owned(),
-            verb: verb.as_offered(),
+            verb: verb.as_str(),
             outcome,
             state: None,
             abandoned: false,
@@ -149,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_line_omits_missing_values_and_control_characters() {
-        let report = Report::new("a", &Verb::ResubmitAsNew, Outcome::Failed);
+        let report = Report::new("a", Verb::ResubmitAsNew, Outcome::Failed);
         assert_eq!(report.to_string(), "failed      a  resubmit --as-new");
         let operation = OperationView {
             state: "Error".into(),
@@ -161,13 +160,13 @@ mod tests {
             ..OperationView::default()
         };
         let report = report.with_new("b").with_state(&operation);
-        let done = Report::new("a", &Verb::Compensate, Outcome::Done).with_state(&operation);
+        let done = Report::new("a", Verb::Compensate, Outcome::Done).with_state(&operation);
         assert_eq!(done.to_string(), "done        a  compensate  Error");
         let abandoned = OperationView {
             abandoned: true,
             ..operation.clone()
         };
-        let done = Report::new("a", &Verb::Abandon, Outcome::Done).with_state(&abandoned);
+        let done = Report::new("a", Verb::Abandon, Outcome::Done).with_state(&abandoned);
         assert_eq!(
             done.to_string(),
             "done        a  abandon  Error (abandoned)"

@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
+use waybill_api::verb::as_typed;
 use waybill_api::view::{ItemView, OperationView};
 use waybill_telemetry::visible::{counted, to_json};
 use waybill_units::duration_from_text;
@@ -28,13 +29,13 @@ use self::confirmation::{is_at_a_terminal, is_confirmed};
 use self::tally::Tally;
 use super::OpsError;
 use super::api::{Api, ApiError};
+use super::asking::Asking;
 use super::canary::{Canary, Halt, RunResults};
 use super::filter::Filter;
 use super::follow::Followed;
 use super::line::{Outcome, Report};
 use super::list::{ItemTable, Listing};
 use super::single::{Sent, resubmitted_before, send};
-use super::verb::Asking;
 use crate::shown::Output;
 use crate::table::{report_left_out, terminal_width};
 
@@ -143,7 +144,7 @@ pub(super) async fn redrive(
 ) -> Result<(), OpsError> {
     let filter = filter.clone().or_states(asking.verb.usual_states());
     if !filter.names_states() {
-        let verb = &asking.verb;
+        let verb = as_typed(asking.verb.as_str());
         let problem = format!("{verb} needs --state, such as --state Compensated");
         return Err(OpsError::Usage(problem));
     }
@@ -253,8 +254,8 @@ impl From<ApiError> for NotSent {
 
 /// The report for an operation to which the verb does not apply, by its last seen state.
 fn not_for(asking: &Asking, seen: &OperationView) -> Option<Report> {
-    let verb = &asking.verb;
-    let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
+    let verb = asking.verb;
+    let is_offered = seen.verbs.iter().any(|it| it == verb.as_str());
     resubmitted_before(asking, seen).or_else(|| {
         let skipped = Report::new(&seen.id.to_string(), verb, Outcome::Skipped).with_state(seen);
         (!is_offered).then(|| skipped.with_note("the verb does not apply to its state"))
@@ -407,7 +408,7 @@ impl<'a, W: Write> Redrive<'a, W> {
             }
             Ok(Sent::Known(report)) => report,
             Err(NotSent { error, .. }) if error.is_about_the_operation() => {
-                let refused = Report::new(&id, &self.asking.verb, Outcome::Refused);
+                let refused = Report::new(&id, self.asking.verb, Outcome::Refused);
                 refused.with_note(&error.to_string())
             }
             Err(NotSent { error, seen }) => {
@@ -415,7 +416,7 @@ impl<'a, W: Write> Redrive<'a, W> {
                     None => self.turn_lost = 1,
                     Some(seen) => {
                         self.tally.asked += 1;
-                        let open = Report::new(&id, &self.asking.verb, Outcome::Open);
+                        let open = Report::new(&id, self.asking.verb, Outcome::Open);
                         let open = open.with_state(&seen);
                         self.report(&open.with_note("unknown whether the request was sent"))?;
                     }

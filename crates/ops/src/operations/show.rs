@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::value::RawValue;
+use waybill_api::verb::as_typed;
 use waybill_api::view::{ErrorView, HistoryView, OperationView, StepView};
-use waybill_ingestion::as_typed;
 use waybill_telemetry::visible::{escaped, escaped_json};
 
 use super::OpsError;

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use uuid::Uuid;
+use waybill_api::verb::Verb;
 use waybill_api::view::OperationView;
 
 use super::OpsError;
 use super::api::{Answer, Api, ApiError};
+use super::asking::{Asking, key};
 use super::follow::Followed;
 use super::line::{Outcome, Report};
-use super::verb::{Asking, Verb, key};
 use crate::shown::Output;
 
 /// The operation, and the wanted output.
@@ -48,7 +49,7 @@ pub(super) async fn ask_one(
     let report = match asked(api, asking, single).await {
         Ok(report) => report,
         Err(error) if error.is_about_the_operation() && single.output == Output::Json => {
-            Report::new(single.id, &asking.verb, Outcome::Refused).with_note(&error.to_string())
+            Report::new(single.id, asking.verb, Outcome::Refused).with_note(&error.to_string())
         }
         Err(error) => return Err(error.into()),
     };
@@ -109,7 +110,7 @@ fn of_unknown(report: Report) -> Report {
 pub(super) fn resubmitted_before(asking: &Asking, seen: &OperationView) -> Option<Report> {
     let new = seen.resubmitted_as?;
     (asking.verb == Verb::ResubmitAsNew).then(|| {
-        Report::new(&seen.id.to_string(), &asking.verb, Outcome::Skipped)
+        Report::new(&seen.id.to_string(), asking.verb, Outcome::Skipped)
             .with_new(&new.to_string())
             .with_note("already resubmitted under that id")
     })
@@ -126,12 +127,12 @@ pub(super) async fn send(
 ) -> Result<Sent, ApiError> {
     let key = seen.and_then(key);
     let key = key.unwrap_or_else(|| Uuid::now_v7().to_string());
-    let verb = &asking.verb;
+    let verb = asking.verb;
     let answer = api
         .ask(id, tenant, verb.in_path(), &asking.body(), &key)
         .await?;
     Ok(match answer {
-        Answer::Asked(asked) => Sent::OnItsWay(Followed::new(seen, &asked, verb, tenant, until)),
+        Answer::Asked(asked) => Sent::OnItsWay(Followed::new(seen, &asked, asking, tenant, until)),
         Answer::AsItIs(now) => {
             let done = Report::new(&now.id.to_string(), verb, Outcome::Done).with_state(&now);
             Sent::Known(done.with_note("already in the requested state"))
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_cancel_of_an_unknown_id_is_reported_as_kept_unless_there_is_another_note() {
-        let report = |outcome| Report::new("ghost", &Verb::Cancel, outcome);
+        let report = |outcome| Report::new("ghost", Verb::Cancel, outcome);
         let kept = of_unknown(report(Outcome::Asked));
         assert_eq!(
             kept.to_string(),
@@ -160,6 +161,7 @@ mod tests {
     fn an_operation_that_runs_again_as_a_new_one_is_not_sent_a_second_time() {
         let asking = |verb| Asking {
             verb,
+            step: None,
             reason: None,
             by: None,
         };

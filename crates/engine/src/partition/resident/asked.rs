@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::advance::Verdict;
+use crate::advance::{Verdict, recover_without_workflow};
 use crate::id::Offset;
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
 use crate::ownership::Ownership;
@@ -85,7 +85,7 @@ impl ResidentOperation {
         let patience = cx.patience();
         let verdict = match self.advance(cx) {
             Some(mut advance) => advance.recover(&recovery.verb, patience)?,
-            None => self.recover_without_workflow(&recovery.verb),
+            None => recover_without_workflow(&mut self.state, &recovery.verb),
         };
         let refused = match verdict {
             Verdict::Applied => {
@@ -123,24 +123,6 @@ impl ResidentOperation {
         }
         self.changed(cx);
         Ok(())
-    }
-
-    /// Applies a recovery to an operation whose workflow is unknown: it stays parked.
-    fn recover_without_workflow(&mut self, verb: &RecoveryVerb) -> Verdict {
-        match verb {
-            RecoveryVerb::Wake | RecoveryVerb::Retry { .. } => Verdict::Void,
-            RecoveryVerb::Resubmitted { .. } => Verdict::Applied,
-            RecoveryVerb::Abandon if self.state.state.is_parked() => {
-                self.state.abandoned = true;
-                Verdict::Applied
-            }
-            RecoveryVerb::Abandon
-            | RecoveryVerb::Compensate { .. }
-            | RecoveryVerb::Park { .. }
-            | RecoveryVerb::Resubmit
-            | RecoveryVerb::RetryCompensation
-            | RecoveryVerb::Undone { .. } => Verdict::Refused(self.state.code_without_workflow()),
-        }
     }
 
     /// Applies a cancel or a reschedule once, and answers a refused one.

@@ -9,6 +9,7 @@ use utoipa::openapi::schema::{AdditionalProperties, Type};
 use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
 };
+use waybill_api::verb::Verb;
 use waybill_api::view::{ListView, OperationView, VerbAcceptedView};
 use waybill_drone_delivery::request::Reschedule;
 use waybill_http::media_type::{EVENT_STREAM, JSON};
@@ -20,7 +21,6 @@ use super::{
     text, with,
 };
 use crate::route::{DELIVERIES, EVENTS, OPERATIONS};
-use crate::verb::Verb;
 use crate::view::{DeliveryView, EventView, PAGE_ITEMS_MAX};
 
 /// The tag of the operators' verbs.
@@ -66,8 +66,8 @@ pub fn add_paths(paths: PathsBuilder) -> PathsBuilder {
             format!("{OPERATIONS}/{{id}}{EVENTS}"),
             only(HttpMethod::Get, events()),
         );
-    Verb::ALL.into_iter().fold(paths, |paths, verb| {
-        let path = format!("{OPERATIONS}/{{id}}:{}", verb.as_str());
+    Verb::with_path().fold(paths, |paths, verb| {
+        let path = format!("{OPERATIONS}/{{id}}:{}", verb.in_path());
         paths.path(path, only(HttpMethod::Post, asking(verb)))
     })
 }
@@ -81,7 +81,7 @@ fn cancel_delivery() -> OperationBuilder {
              may arrive before the request, and takes precedence over it.",
         ))
         .parameter(in_query("reason", "The reason.", json!("ordered twice")))
-        .response("202", asked(Verb::Cancel.as_str()))
+        .response("202", asked(Verb::Cancel.in_path()))
         .response(
             "200",
             repeated::<DeliveryView>(cancelled(delivery_view_example())),
@@ -124,7 +124,7 @@ fn asking(verb: Verb) -> OperationBuilder {
             "Undoes completed steps; the operation ends Cancelled. Refused in CompensationFailed: \
              use retry-compensation, undone or abandon.",
         ),
-        Verb::Resubmit => (
+        Verb::Resubmit | Verb::ResubmitAsNew => (
             "resubmitOperation",
             "Resubmit an operation",
             "Continues at the failed step, without a deadline, if no step was undone. With \
@@ -173,15 +173,13 @@ fn asking(verb: Verb) -> OperationBuilder {
         Verb::Undone => operation
             .parameter(operator())
             .response("200", found::<OperationView>(operation_view_example())),
-        Verb::Resubmit | Verb::Compensate | Verb::Abandon | Verb::RetryCompensation => {
-            operation.parameter(operator())
-        }
+        _ => operation.parameter(operator()),
     };
     let of_its_own: &[Kind] = match verb {
         Verb::Cancel => &[Kind::OperationFinal, Kind::TooManyRequests],
         _ => &[Kind::VerbRefused],
     };
-    let operation = operation.response("202", asked(verb.as_str()));
+    let operation = operation.response("202", asked(verb.in_path()));
     refusing(refusing(operation, of_its_own), &ASK_REFUSALS)
 }
 
@@ -324,8 +322,8 @@ fn of_one(id: &str, summary: &str, tag: &str) -> OperationBuilder {
 
 fn asked(verb: &str) -> Response {
     let example = json!({"id": ID, "verb": verb, "requestId": REQUEST_ID});
-    let example = match verb {
-        "resubmit" => with(example, "resubmittedAs", json!(NEW_ID)),
+    let example = match Verb::of_path(verb) {
+        Some(Verb::Resubmit) => with(example, "resubmittedAs", json!(NEW_ID)),
         _ => example,
     };
     ResponseBuilder::new()

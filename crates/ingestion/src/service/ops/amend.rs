@@ -4,6 +4,7 @@ use hyper::{HeaderMap, StatusCode};
 use serde_json::Value;
 use waybill_api::id::CallerId;
 use waybill_api::request::{DRONE_DELIVERY, date_and_time};
+use waybill_api::verb::Verb;
 use waybill_api::view::VerbAcceptedView;
 use waybill_clock::wall_clock;
 use waybill_drone_delivery::field::FieldError;
@@ -27,7 +28,6 @@ use crate::service::{
 };
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
-use crate::verb::Verb;
 use crate::view::{DeliveryView, OperationIdsView, of_row};
 use crate::what_next;
 
@@ -395,7 +395,9 @@ fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
 /// The sentence about the verbs that an operation accepts, with a leading space; empty if there are
 /// none.
 fn allowed(row: &OperationRow, workflows: &Workflows) -> String {
-    match &what_next::of(row, workflows).verbs[..] {
+    let verbs = what_next::of(row, workflows).verbs;
+    let verbs: Vec<&str> = verbs.into_iter().map(Verb::as_str).collect();
+    match &verbs[..] {
         [] => String::new(),
         verbs => format!(" Allowed: {}.", verbs.join(", ")),
     }

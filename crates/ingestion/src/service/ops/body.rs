@@ -3,13 +3,12 @@
 use hyper::HeaderMap;
 use serde_json::{Map, Value};
 use waybill_api::request::check_asked_by;
+use waybill_api::verb::Verb;
 use waybill_engine::NAME_LENGTH_MAX;
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::json;
 use waybill_http::problem::{FieldProblem, Problem};
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
-
-use crate::verb::Verb;
 
 /// The header that names the operator, if the body does not.
 const OPERATOR: &str = "Waybill-Operator";
@@ -217,7 +216,7 @@ impl Reader<'_> {
                 Some(_) => true,
             };
             if !is_there {
-                self.wrong(name, format!("is required to {}", verb.as_str()));
+                self.wrong(name, format!("is required to {}", verb.in_path()));
             }
         }
         let unknown = |name: &&String| !verb.fields().contains(&name.as_str());

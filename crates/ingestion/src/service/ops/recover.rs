@@ -3,6 +3,7 @@
 use hyper::HeaderMap;
 use uuid::Uuid;
 use waybill_api::request::resubmission;
+use waybill_api::verb::Verb;
 use waybill_api::view::VerbAcceptedView;
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
@@ -21,7 +22,6 @@ use crate::refusals;
 use crate::route::{OPERATIONS, location};
 use crate::service::{Api, Form, OF_ONE, Parameters, Reply, decoded, not_found};
 use crate::status::Status;
-use crate::verb::Verb;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -35,23 +35,14 @@ impl Api {
     ) -> Result<Reply, Problem> {
         let (id, name) =
             Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
-        let verb = Verb::named(name).ok_or_else(unknown_verb)?;
+        let verb = Verb::of_path(name).ok_or_else(unknown_verb)?;
         let body = self.ask_body(headers, body, caller).await?;
         let verb_body = VerbBody::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
-        let recovery = match verb {
-            Verb::Cancel => {
-                return self
-                    .cancel(id, &parameters, headers, verb_body, Form::General, caller)
-                    .await;
-            }
-            Verb::Resubmit => RecoveryVerb::Resubmit,
-            Verb::Compensate => RecoveryVerb::Compensate { seen: None },
-            Verb::Abandon => RecoveryVerb::Abandon,
-            Verb::RetryCompensation => RecoveryVerb::RetryCompensation,
-            Verb::Undone => RecoveryVerb::Undone {
-                step: verb_body.step.clone(),
-            },
+        let Some(recovery) = verb.recovery(&verb_body.step) else {
+            return self
+                .cancel(id, &parameters, headers, verb_body, Form::General, caller)
+                .await;
         };
         let id = decoded(id).ok_or_else(not_found)?;
         let key = Key::of(headers)?;
@@ -72,7 +63,7 @@ impl Api {
         let request_id = self.recover(row.id, recovery, requester, &key).await?;
         let view = VerbAcceptedView {
             id: row.id.0,
-            verb: verb.as_str().into(),
+            verb: verb.in_path().into(),
             request_id,
             resubmitted_as: None,
         };
@@ -109,7 +100,7 @@ impl Api {
             }
             (Some(code), _) => return Err(refusals::refused(code)),
         }
-        let id = OperationId(row.id.event_id("resubmit-as-new"));
+        let id = OperationId(row.id.event_id(Verb::ResubmitAsNew.as_str()));
         let again =
             again(row, id, wall_clock()).ok_or_else(|| refusals::refused("input-invalid"))?;
         let new = again.operation;
@@ -177,7 +168,7 @@ impl Api {
 fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
     let view = VerbAcceptedView {
         id: id.0,
-        verb: Verb::Resubmit.as_str().into(),
+        verb: Verb::Resubmit.in_path().into(),
         request_id,
         resubmitted_as: Some(new.0),
     };
@@ -231,7 +222,7 @@ fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<C
 }
 
 fn unknown_verb() -> Problem {
-    let known: Vec<&str> = Verb::ALL.map(Verb::as_str).to_vec();
+    let known: Vec<&str> = Verb::with_path().map(Verb::in_path).collect();
     let detail = format!("The verbs are {}.", known.join(", "));
     Problem::new(Kind::NotFound, detail)
 }

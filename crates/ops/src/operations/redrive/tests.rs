@@ -6,10 +6,10 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use waybill_api::verb::Verb;
 
 use super::*;
 use crate::access::AccessArgs;
-use crate::operations::verb::Verb;
 
 #[test]
 fn a_rate_is_a_number_a_second_within_bounds() {
@@ -88,6 +88,7 @@ async fn operations_that_changed_after_selection_are_skipped() {
     let goes_on = json!({ "id": id, "state": "Processing", "steps": [], "verbs": ["cancel"] });
     let asking = Asking {
         verb: Verb::Resubmit,
+        step: None,
         reason: None,
         by: None,
     };
