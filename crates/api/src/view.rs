@@ -1,7 +1,9 @@
-//! The answers of the HTTP API about operations, which ingestion writes and the operator commands
-//! read.
+//! The answers of the HTTP API, which ingestion writes and the operator commands read.
 //!
 //! An absent field is empty. Readers ignore unknown fields, so that fields can be added.
+
+mod accepted;
+mod event;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,7 +18,16 @@ use waybill_engine::{
     StepProgress, StepState, Timestamp, Workflow,
 };
 
+pub use self::accepted::{AcceptedView, BatchLine, OperationIdsView};
+pub use self::event::EventView;
+
 use crate::verb::Verb;
+
+/// The most items of a page of a list.
+pub const PAGE_ITEMS_MAX: usize = 1_000;
+
+/// The state, in lists, of an operation whose row cannot be read.
+pub const UNREADABLE: &str = "Unreadable";
 
 /// An operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use waybill_api::request::{self, Envelope, Rules, Submission};
+use waybill_api::view::BatchLine;
 use waybill_clock::wall_clock;
 use waybill_engine::{IdOrigin, OperationId};
 use waybill_http::payload::{Parts, too_large};
@@ -31,7 +32,6 @@ use super::route::{OPERATIONS, location};
 use super::settings::batch_bytes;
 use super::tenant_semaphore::RevocablePermit;
 use super::token::StatusToken;
-use super::view::BatchLine;
 
 /// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and one line.
 pub const ANSWERS_MAX: usize = 4;

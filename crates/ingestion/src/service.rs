@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use waybill_api::verb::Verb;
+use waybill_api::view::AcceptedView;
 use waybill_clock::wall_clock;
 use waybill_http::auth::{Auth, Caller};
 use waybill_http::media_type::{JSON, NDJSON, check_media_type};
@@ -44,7 +45,6 @@ use super::settings::REQUEST_BYTES;
 use super::spans;
 use super::status::{self, Query};
 use super::tenant_semaphore::{MeasuredBody, Permit, RevocablePermit, TenantSemaphore};
-use super::view::AcceptedView;
 
 pub use self::events::Events;
 pub use self::ops::ListAdmission;

@@ -1,8 +1,6 @@
-//! The JSON views of answers. Those that the operator commands read are in `waybill_api`; here they
-//! are made of rows.
+//! The JSON views of answers, made of rows. Their types are in `waybill_api`, but for that of a
+//! delivery.
 
-mod accepted;
-mod event;
 mod list;
 
 use std::borrow::Cow;
@@ -22,9 +20,7 @@ use waybill_engine::{
 use super::refusals;
 use super::what_next::{self, WhatNext};
 
-pub use self::accepted::{AcceptedView, BatchLine, OperationIdsView};
-pub use self::event::EventView;
-pub use self::list::{PAGE_ITEMS_MAX, UNREADABLE, item_of_row, unreadable_item};
+pub use self::list::{item_of_row, unreadable_item};
 
 /// A delivery: an operation and its request.
 #[derive(Debug, Serialize, ToSchema)]

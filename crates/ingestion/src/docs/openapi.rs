@@ -21,7 +21,7 @@ use utoipa::openapi::{
 };
 use utoipa::{PartialSchema as _, ToSchema};
 use waybill_api::id::CALLER_ID_CHARS_MAX;
-use waybill_api::view::OperationView;
+use waybill_api::view::{AcceptedView, BatchLine, OperationIdsView, OperationView};
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{Contact, Priority};
 use waybill_http::auth::{Denied, Scope};
@@ -33,7 +33,7 @@ use self::examples::{
     operation_example, operation_view_example, with,
 };
 use crate::route::{BATCH, DELIVERIES, DOCS, OPENAPI, OPERATIONS, PROBLEMS};
-use crate::view::{AcceptedView, BatchLine, DeliveryView, OperationIdsView};
+use crate::view::DeliveryView;
 
 /// The document, as JSON, of a server with authentication (`is_guarded`) or without.
 pub fn document(is_guarded: bool) -> String {

@@ -1,19 +1,13 @@
 //! Lists of operations.
 
 use sha2::{Digest as _, Sha256};
-use waybill_api::view::{ErrorView, ItemView};
+use waybill_api::view::{ErrorView, ItemView, UNREADABLE};
 use waybill_clock::time_text;
 use waybill_engine::{OperationRow, StepProgress, Timestamp, Workflows};
 use waybill_store::AttentionEntry;
 
 use super::workflow_version;
 use crate::refusals;
-
-/// The most items of a page.
-pub const PAGE_ITEMS_MAX: usize = 1_000;
-
-/// The state of an operation whose row cannot be read.
-pub const UNREADABLE: &str = "Unreadable";
 
 /// The view of a stored operation.
 pub fn item_of_row(

@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use waybill_api::view::UNREADABLE;
 use waybill_engine::ProcessState;
 use waybill_units::duration_from_text;
-
-/// The state in lists of an operation whose row cannot be read.
-const UNREADABLE: &str = "Unreadable";
 
 /// Selects the operations that match every given flag.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Args)]

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::value::RawValue;
 use uuid::Uuid;
-use waybill_api::view::ItemView;
+use waybill_api::view::{ItemView, PAGE_ITEMS_MAX};
 use waybill_telemetry::visible::escaped_json;
 
 use super::OpsError;
@@ -18,7 +18,7 @@ use crate::table::{Column, Table, report_left_out, terminal_width};
 /// The maximum number of operations in one list. Their IDs are kept in memory to list each once.
 const LISTED_MAX: u64 = 1_000_000;
 /// The page size: the API's maximum.
-const PAGE_ITEMS: u64 = 1_000;
+const PAGE_ITEMS: u64 = PAGE_ITEMS_MAX as u64;
 /// The default of `--limit`.
 const LISTED: u64 = 100;
 

@@ -10,7 +10,7 @@ use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
 };
 use waybill_api::verb::Verb;
-use waybill_api::view::{ListView, OperationView, VerbAcceptedView};
+use waybill_api::view::{EventView, ListView, OperationView, PAGE_ITEMS_MAX, VerbAcceptedView};
 use waybill_drone_delivery::request::Reschedule;
 use waybill_http::media_type::{EVENT_STREAM, JSON};
 use waybill_http::problem::Kind;
@@ -21,7 +21,7 @@ use super::{
     text, with,
 };
 use crate::route::{DELIVERIES, EVENTS, OPERATIONS};
-use crate::view::{DeliveryView, EventView, PAGE_ITEMS_MAX};
+use crate::view::DeliveryView;
 
 /// The tag of the operators' verbs.
 pub const OPERATORS: &str = "Operators";

@@ -9,11 +9,9 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use bytes::Bytes;
-use waybill_api::view::ErrorView;
+use waybill_api::view::{ErrorView, EventView};
 use waybill_clock::time_text;
 use waybill_engine::{OperationId, OperationRow, ProcessState, StepState, Timestamp};
-
-use crate::view::EventView;
 
 /// The most steps that an id may name: the most that a workflow may have.
 const STEPS_MAX: usize = 64;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use waybill_api::id::CallerId;
 use waybill_api::request::{DRONE_DELIVERY, date_and_time};
 use waybill_api::verb::Verb;
-use waybill_api::view::VerbAcceptedView;
+use waybill_api::view::{OperationIdsView, VerbAcceptedView};
 use waybill_clock::wall_clock;
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
@@ -28,7 +28,7 @@ use crate::service::{
 };
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
-use crate::view::{DeliveryView, OperationIdsView, of_row};
+use crate::view::{DeliveryView, of_row};
 use crate::what_next;
 
 /// What is known of the operation to amend.

@@ -18,7 +18,7 @@ use std::collections::HashSet;
 
 use hyper::{StatusCode, header};
 use uuid::Uuid;
-use waybill_api::view::{ItemView, ListView};
+use waybill_api::view::{ItemView, ListView, PAGE_ITEMS_MAX, UNREADABLE};
 use waybill_clock::wall_clock;
 use waybill_engine::{OperationRow, ProcessState, Timestamp, Workflows};
 use waybill_http::auth::{Caller, Tenants};
@@ -28,7 +28,7 @@ use waybill_units::duration_from_text;
 
 use self::cursor::{ShownCursor, of_text, to_text};
 use crate::service::{Api, OF_LIST, QueryErrors, Reply, json, pairs, set_static};
-use crate::view::{PAGE_ITEMS_MAX, UNREADABLE, item_of_row, unreadable_item};
+use crate::view::{item_of_row, unreadable_item};
 
 pub use self::admission::ListAdmission;
 

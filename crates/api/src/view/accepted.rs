@@ -38,15 +38,16 @@ pub struct AcceptedView<'a> {
 pub struct OperationIdsView<'a> {
     /// The operation's id.
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
-    id: OperationId,
+    pub id: OperationId,
     /// The caller's own id, if one was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "order-17")]
-    caller_id: Option<&'a str>,
+    pub caller_id: Option<&'a str>,
 }
 
 impl<'a> OperationIdsView<'a> {
     /// The view of a stored operation.
+    #[must_use]
     pub fn of_row(row: &'a OperationRow) -> Self {
         Self {
             id: row.id,

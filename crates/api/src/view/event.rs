@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 use utoipa::ToSchema;
-use waybill_api::view::ErrorView;
 use waybill_engine::OperationId;
+
+use super::ErrorView;
 
 /// The data of an event of an operation.
 #[derive(Debug, Serialize, ToSchema)]
