@@ -63,8 +63,8 @@ pub(super) fn failed(error: &StoreError) -> TaskError {
         StoreError::Full { .. } | StoreError::Reopening { .. } => StoreFailureKind::Interrupted,
         StoreError::Unavailable { .. } | StoreError::Unknown { .. } => StoreFailureKind::Unknown,
         StoreError::RowTooLong { .. }
-        | StoreError::ElsewhereHeld { .. }
-        | StoreError::Schema(_)
+        | StoreError::OutOfReach(_)
+        | StoreError::Unusable { .. }
         | StoreError::Corrupt { .. }
         | StoreError::Damaged(_)
         | StoreError::Locked { .. } => StoreFailureKind::Rejected,

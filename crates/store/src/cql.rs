@@ -28,6 +28,7 @@ mod attention;
 mod clocks;
 mod config;
 mod due;
+mod error;
 mod layouts;
 mod leases;
 mod link;
@@ -51,6 +52,7 @@ use self::attention::Attention;
 pub use self::clocks::CqlClock;
 pub use self::config::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 use self::due::Due;
+pub use self::error::CqlError;
 use self::layouts::Layouts;
 use self::leases::Leases;
 use self::link::Link;
@@ -89,7 +91,7 @@ impl CqlStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Schema`] if the servers or the keyspace are unsuitable, or the schema is newer
+    /// [`StoreError::Unusable`] if the servers or the keyspace are unsuitable, or the schema is newer
     /// than this program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be
     /// created.
     pub fn migrate(config: &CqlConfig) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -125,7 +127,7 @@ impl CqlStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Schema`] if the store cannot be used as it is, with what to do about it;
+    /// [`StoreError::Unusable`] if the store cannot be used as it is, with what to do about it;
     /// [`StoreError::Unavailable`] if the servers do not answer.
     pub fn connect(config: CqlConfig) -> BoxFuture<'static, Result<Self, StoreError>> {
         Box::pin(Self::connected(config))

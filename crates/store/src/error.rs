@@ -6,7 +6,6 @@ use waybill_disk::{CheckError, DamagedFile};
 use waybill_engine::OperationId;
 
 use crate::WriteFailure;
-use crate::cql::{CqlProblem, CqlServer};
 
 /// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -62,20 +61,18 @@ pub enum StoreError {
         /// How long it may be.
         bytes_max: usize,
     },
-    /// The lease or the layout is held in another datacentre, whose lightweight transactions are
-    /// not visible here.
-    #[error("{what} is held in datacentre {holder}, but this process is in {local}")]
-    ElsewhereHeld {
-        /// The lease, or the layout of shards.
-        what: String,
-        /// The holder's datacentre.
-        holder: String,
-        /// The datacentre of this process.
-        local: String,
-    },
-    /// The store's place in the database is missing or unsuitable.
+    /// The lease or the layout is held where this process cannot change it.
+    #[error(transparent)]
+    OutOfReach(Box<dyn Error + Send + Sync>),
+    /// The store's place on its servers is missing or unsuitable.
     #[error("the state store cannot be used")]
-    Schema(#[from] SchemaError),
+    Unusable {
+        /// Whether nothing is missing but the store itself: it was not prepared yet.
+        is_unprepared: bool,
+        /// What is wrong, and what to do about it.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// A stored value other than a row cannot be decoded.
     #[error("the stored {what} of {key} cannot be read: {cause}")]
     Corrupt {
@@ -125,44 +122,4 @@ impl From<CheckError> for StoreError {
             error @ CheckError::Io { .. } => Self::unavailable("opening", error),
         }
     }
-}
-
-/// Why a database cannot hold the store as it is.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum SchemaError {
-    /// The configuration cannot work.
-    #[error("its configuration is invalid: {why}")]
-    Config {
-        /// Why not.
-        why: &'static str,
-    },
-    /// A keyspace created like this could not be used.
-    #[error(
-        "each row would be stored {factor} times in datacentre {datacenter}, which has {nodes} nodes: \
-         set the replication factor (store.scylla.replicationFactor)"
-    )]
-    FewNodes {
-        /// How often a row would be stored.
-        factor: u8,
-        /// The datacentre.
-        datacenter: String,
-        /// How many nodes it has.
-        nodes: usize,
-    },
-    /// There are several datacentres, and none is configured, or the configured one does not exist.
-    #[error("the configured datacentre must be one of {}", known.join(", "))]
-    Datacenter {
-        /// The existing datacentres.
-        known: Vec<String>,
-    },
-    /// The servers or the keyspace are unsuitable.
-    #[error("keyspace {keyspace} on {server}: {problem}")]
-    Incompatible {
-        /// The keyspace.
-        keyspace: String,
-        /// The servers.
-        server: CqlServer,
-        /// What is wrong.
-        problem: CqlProblem,
-    },
 }

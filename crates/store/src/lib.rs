@@ -48,15 +48,15 @@ use waybill_engine::{OperationId, PartitionId};
 
 pub use config::{ScyllaConfig, StoreConfig};
 pub use cql::{
-    CqlCertificate, CqlClock, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication,
-    CqlReport, CqlServer, CqlStore, CqlTls,
+    CqlCertificate, CqlClock, CqlConfig, CqlError, CqlKeyspace, CqlLogin, CqlProblem,
+    CqlReplication, CqlReport, CqlServer, CqlStore, CqlTls,
 };
 pub use damage::{DamageReport, DamagedPart};
 pub use embedded::{
     EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, LOST_OPERATIONS, StoreEntry,
     WriteFailure,
 };
-pub use error::{SchemaError, StoreError};
+pub use error::StoreError;
 pub use reply_key::ReplyKey;
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
-use waybill_store::{CqlProblem, SchemaError, StoreError};
+use waybill_store::StoreError;
 use waybill_topology::topics::{Outcome, explained, make, missing};
 
 use super::Site;
@@ -67,7 +67,7 @@ impl CreateArgs {
         }
         match shards(config, &self.admin, None).await {
             Ok(layout) => Ok(config.with_partitions(layout.partitions)),
-            Err(error) if is_without_schema(&error) => Ok(config.clone()),
+            Err(error) if is_unprepared(&error) => Ok(config.clone()),
             Err(error) if is_named => {
                 Err(error.context("cannot read the number of partitions from the state store"))
             }
@@ -82,14 +82,15 @@ impl CreateArgs {
     }
 }
 
-fn is_without_schema(error: &anyhow::Error) -> bool {
+/// Whether the store was not prepared yet, so that it has no number of partitions.
+fn is_unprepared(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<StoreError>();
     matches!(
         error,
-        Some(StoreError::Schema(SchemaError::Incompatible {
-            problem: CqlProblem::NoSchema,
+        Some(StoreError::Unusable {
+            is_unprepared: true,
             ..
-        }))
+        })
     )
 }
 

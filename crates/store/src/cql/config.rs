@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::SchemaError;
+use super::error::CqlError;
 
 /// How a [`CqlStore`](crate::CqlStore) is reached and used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,7 +81,7 @@ impl CqlConfig {
 
     /// Refuses settings that cannot work with any server, and values that are unsafe in a
     /// statement.
-    pub(super) fn validate(&self) -> Result<(), SchemaError> {
+    pub(super) fn validate(&self) -> Result<(), CqlError> {
         let is_lower = |c: char| c.is_ascii_lowercase();
         let name = &self.keyspace;
         let is_name = name.len() <= 48
@@ -118,7 +118,7 @@ impl CqlConfig {
             ),
         ];
         match refusals.iter().find(|(is_wrong, _)| *is_wrong) {
-            Some((_, why)) => Err(SchemaError::Config { why }),
+            Some((_, why)) => Err(CqlError::Config { why }),
             None => Ok(()),
         }
     }

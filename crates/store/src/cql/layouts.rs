@@ -2,6 +2,7 @@
 
 use scylla::statement::prepared::PreparedStatement;
 
+use super::error::CqlError;
 use super::leases::{Attempt, attempt, number};
 use super::link::Link;
 use crate::codec::{self, Encoder};
@@ -81,11 +82,12 @@ impl Layouts {
                         return Ok(false);
                     };
                     if holder != here {
-                        return Err(StoreError::ElsewhereHeld {
+                        return Err(CqlError::ElsewhereHeld {
                             what: "the layout of shards".to_owned(),
                             holder,
                             local: here.to_owned(),
-                        });
+                        }
+                        .into());
                     }
                     return Ok(stored == *layout);
                 }

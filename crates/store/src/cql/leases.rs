@@ -15,6 +15,7 @@ use scylla::statement::prepared::PreparedStatement;
 use uuid::Uuid;
 use waybill_engine::OwnerId;
 
+use super::error::CqlError;
 use super::link::Link;
 use super::schema::was_applied;
 use crate::codec::{self, Encoder};
@@ -141,11 +142,12 @@ impl Leases {
                     Some(_) | None => return Ok(Attempt::Refused),
                 };
                 if seen.owner.is_some() && stored.datacenter != link.datacenter {
-                    return Err(StoreError::ElsewhereHeld {
+                    return Err(CqlError::ElsewhereHeld {
                         what: format!("the lease of {}", lease.key),
                         holder: stored.datacenter,
                         local: link.datacenter.clone(),
-                    });
+                    }
+                    .into());
                 }
                 let (body, owner, epoch, renewal, datacenter, role, partition) = columns;
                 let values = (

@@ -40,7 +40,8 @@ use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::Semaphore;
 
 use super::config::{CqlCertificate, CqlConfig, CqlTls};
-use crate::{SchemaError, StoreError};
+use super::error::CqlError;
+use crate::StoreError;
 
 /// The first wait before a repeat; each further one is twice as long.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
@@ -461,7 +462,7 @@ fn unusable_file(path: &Path, cause: impl Into<Cause>) -> StoreError {
 }
 
 /// The datacentre to use: the one that is named, or the only one.
-fn local_datacenter(session: &Session, named: Option<&str>) -> Result<String, SchemaError> {
+fn local_datacenter(session: &Session, named: Option<&str>) -> Result<String, CqlError> {
     let state = session.get_cluster_state();
     let datacenters = state.get_nodes_info().iter();
     let mut known: Vec<String> = datacenters
@@ -472,7 +473,7 @@ fn local_datacenter(session: &Session, named: Option<&str>) -> Result<String, Sc
     match (named, &known[..]) {
         (None, [only]) => Ok(only.clone()),
         (Some(named), _) if known.iter().any(|known| known == named) => Ok(named.to_owned()),
-        (None | Some(_), _) => Err(SchemaError::Datacenter { known }),
+        (None | Some(_), _) => Err(CqlError::Datacenter { known }),
     }
 }
 

@@ -35,9 +35,10 @@ use scylla::value::{CqlValue, Row};
 use super::answer::decode;
 use super::clocks::clocks;
 use super::config::{CqlConfig, CqlReplication};
+use super::error::CqlError;
 use super::link::{Failure, Link, failure};
 use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
-use crate::{SchemaError, StoreError};
+use crate::StoreError;
 
 /// The version that this program needs.
 pub(super) const VERSION: u32 = 1;
@@ -161,7 +162,7 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
 
 /// Refuses to create a keyspace with more copies of each row than there are nodes for them: nothing
 /// could be read from it.
-fn refuse_too_few_nodes(link: &Link, config: &CqlConfig) -> Result<(), SchemaError> {
+fn refuse_too_few_nodes(link: &Link, config: &CqlConfig) -> Result<(), CqlError> {
     let cluster = link.session.get_cluster_state();
     let nodes_of = |datacenter: &str| {
         let nodes = cluster.get_nodes_info().iter();
@@ -178,7 +179,7 @@ fn refuse_too_few_nodes(link: &Link, config: &CqlConfig) -> Result<(), SchemaErr
     for (datacenter, factor) in factors {
         let nodes = nodes_of(datacenter);
         if usize::from(factor) > nodes {
-            return Err(SchemaError::FewNodes {
+            return Err(CqlError::FewNodes {
                 factor,
                 datacenter: datacenter.to_owned(),
                 nodes,
@@ -231,7 +232,7 @@ fn refuse_fatal(
 ) -> Result<(), StoreError> {
     match problems.into_iter().find(|problem| problem.is_fatal()) {
         None => Ok(()),
-        Some(problem) => Err(SchemaError::Incompatible {
+        Some(problem) => Err(CqlError::Incompatible {
             keyspace: config.keyspace.clone(),
             server: found.server.clone(),
             problem,

@@ -9,17 +9,25 @@ use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 use waybill_engine::{Epoch, OwnerId, PartitionId, ShardId};
 use waybill_store::{
-    CqlProblem, CqlServer, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey, SchemaError,
+    CqlError, CqlProblem, CqlServer, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey,
     Store as _, StoreError,
 };
 
 use super::Cql;
 use super::contract::{Subject, fresh_id, row, rows, write};
 
+/// Why the servers cannot hold the store.
+fn cause(error: &StoreError) -> &CqlError {
+    match error {
+        StoreError::Unusable { source, .. } => source.downcast_ref().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The problem that an error reports.
 fn problem(error: StoreError) -> CqlProblem {
-    match error {
-        StoreError::Schema(SchemaError::Incompatible { problem, .. }) => problem,
+    match cause(&error) {
+        CqlError::Incompatible { problem, .. } => problem.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -256,9 +264,6 @@ async fn a_missing_datacentre_is_refused_with_the_existing_ones() {
     let mut config = subject.config();
     config.local_datacenter = Some("nowhere".to_owned());
     let error = CqlStore::connect(config).await.unwrap_err();
-    let wanted = SchemaError::Datacenter { known: vec![known] };
-    assert!(
-        matches!(&error, StoreError::Schema(found) if *found == wanted),
-        "{error:?}"
-    );
+    let wanted = CqlError::Datacenter { known: vec![known] };
+    assert_eq!(*cause(&error), wanted);
 }
