@@ -31,10 +31,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use waybill_broker::{CopyError, Logs, LogsSnapshot};
 use waybill_engine::Timestamp;
-use waybill_store::{EmbeddedSnapshot, EmbeddedStore, StoreError};
+use waybill_store::{EmbeddedSnapshot, EmbeddedStore, OpenStore, StoreError};
 
 pub use file::{Contents, FileError, check};
-pub use restore::{RestoreError, Restored, restore};
+pub use restore::{RestoreError, Restored, lost_operations, restore};
 
 use waybill_clock::wall_clock;
 use waybill_telemetry::chain;
@@ -82,14 +82,15 @@ struct Noted {
 }
 
 impl Backups {
-    /// Creates the backups of this store and these logs.
+    /// Creates the backups of this store and these logs; `None` if the store is not the embedded
+    /// one.
     #[must_use]
-    pub fn new(store: Weak<EmbeddedStore>, logs: Logs) -> Self {
-        Self {
-            store,
+    pub fn of(store: &OpenStore, logs: Logs) -> Option<Self> {
+        Some(Self {
+            store: Arc::downgrade(store.embedded()?),
             logs,
             places: Arc::new(Semaphore::new(1)),
-        }
+        })
     }
 
     /// Begins a backup of this instant.

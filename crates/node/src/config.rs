@@ -25,12 +25,13 @@ use waybill_ingestion::HttpConfig;
 use waybill_kafka::KafkaSettings;
 use waybill_registry::RegistryConfig;
 use waybill_scheduler::SchedulerConfig;
-use waybill_store::StoreConfig;
+use waybill_store::{Backend, StoreConfig};
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 use waybill_units::DurationText;
 
 use crate::admin::AdminConfig;
+use crate::data_dir;
 use crate::disk::StorageConfig;
 use crate::telemetry::TelemetryConfig;
 use crate::workflows::WorkflowsConfig;
@@ -162,6 +163,12 @@ impl Config {
         self.kafka_settings(Some(self.broker.listen))
     }
 
+    /// The configured state store, not open.
+    #[must_use]
+    pub fn store_backend(&self) -> Backend {
+        self.store.backend(data_dir::of_store(&self.data_dir))
+    }
+
     /// The consumer group that agents share.
     #[must_use]
     pub fn agents_group(&self) -> String {
@@ -205,7 +212,7 @@ impl Config {
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         let mut files = SecretFiles::default();
         self.kafka.read_property_files(&mut files)?;
-        self.store.scylla.read_files(&mut files)?;
+        self.store.read_files(&mut files)?;
         self.schema_registry.read_files(&mut files)?;
         self.alerts.read_files(&mut files)?;
         self.secret_files = files;

@@ -18,7 +18,7 @@ use metrics::Gauge;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use waybill_store::EmbeddedStore;
+use waybill_store::Store;
 use waybill_telemetry::health::{Condition, LowDisk, Readiness};
 use waybill_telemetry::{Declared, Metric};
 use waybill_units::{ByteSize, FreeMin};
@@ -109,7 +109,7 @@ pub struct DiskWatch {
     dir: PathBuf,
     free_min: FreeMin,
     low: LowDisk,
-    store: Arc<OnceLock<Weak<EmbeddedStore>>>,
+    store: Arc<OnceLock<Weak<dyn Store>>>,
     room: Condition,
     writes: Condition,
     free: Gauge,
@@ -142,10 +142,10 @@ impl DiskWatch {
         self.low.clone()
     }
 
-    /// The place for the embedded store once it is open. While a write of the store fails for lack
-    /// of space, the disk counts as low, whatever the file system reports (because of a quota, for
-    /// example). A write that fails for another reason is a separate condition.
-    pub fn store(&self) -> Arc<OnceLock<Weak<EmbeddedStore>>> {
+    /// The place for the store once it is open. While a write of the store fails for lack of space,
+    /// the disk counts as low, whatever the file system reports (because of a quota, for example).
+    /// A write that fails for another reason is a separate condition.
+    pub fn store(&self) -> Arc<OnceLock<Weak<dyn Store>>> {
         Arc::clone(&self.store)
     }
 
@@ -323,7 +323,7 @@ fn in_mib(bytes: u64) -> ByteSize {
 #[cfg(test)]
 mod tests {
     use waybill_engine::{OperationId, ProcessState, Stamp, Timestamp};
-    use waybill_store::{EmbeddedConfig, RowWrite, Store as _, WriteBatch};
+    use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, WriteBatch};
     use waybill_test_support::rows::{created, untouched};
 
     use super::*;
@@ -372,7 +372,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut config = EmbeddedConfig::new(dir.path().join("store"));
         config.memtable_bytes = 16 << 10;
-        let store = Arc::new(EmbeddedStore::open(config).unwrap());
+        let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(config).unwrap());
         let readiness = Readiness::default();
         let watch = DiskWatch::new(dir.path(), FreeMin::Percent(0), &readiness);
         watch.store().get_or_init(|| Arc::downgrade(&store));

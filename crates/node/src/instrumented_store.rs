@@ -9,7 +9,7 @@ use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{OperationId, PartitionId};
 use waybill_store::{
     AttentionCursor, AttentionPage, DamageReport, DueBucket, DueEntry, Layout, Lease, LeaseKey,
-    ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
+    ReplyKey, RowRead, Store, StoreError, WriteBatch, WriteFailure, Written,
 };
 use waybill_telemetry::{Declared, Metric};
 
@@ -125,6 +125,10 @@ impl Store for InstrumentedStore {
 
     fn damage(&self) -> DamageReport {
         self.store.damage()
+    }
+
+    fn write_failure(&self) -> Option<WriteFailure> {
+        self.store.write_failure()
     }
 
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {

@@ -14,8 +14,6 @@ use waybill_clock::time_text;
 use waybill_http::media_type;
 use waybill_node::backup::{self, Contents, Restored, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
-use waybill_node::data_dir::of_store;
-use waybill_store::LOST_OPERATIONS;
 use waybill_telemetry::visible::counted;
 
 use crate::access::AdminArgs;
@@ -101,7 +99,7 @@ impl RestoreArgs {
             summary += &format!(
                 "\n{} had already lost parts when the backup was made; {} lists them",
                 counted(lost as u64, "operation"),
-                of_store(&config.data_dir).join(LOST_OPERATIONS).display()
+                backup::lost_operations(&config.data_dir).display()
             );
         }
         Ok(summary)

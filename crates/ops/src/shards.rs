@@ -1,16 +1,14 @@
 //! `waybill shards`: shows the shards of each partition and their progress, and changes their
 //! number.
 //!
-//! On a cluster the command uses the store itself. The embedded store belongs to the process of
-//! `up`, which answers on its admin port.
+//! The command uses the store itself, unless the store belongs to the process of `up` alone, which
+//! answers on its admin port.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 use waybill_node::config::Config;
-use waybill_store::CqlStore;
 use waybill_topology::shards::show::{LayoutView, Shards};
 
 use crate::access::AdminArgs;
@@ -86,18 +84,18 @@ pub(crate) async fn shards(
     admin: &AdminArgs,
     wanted: Option<u32>,
 ) -> anyhow::Result<LayoutView> {
-    let Some(cql) = config.store.scylla.cql() else {
+    if config.store.is_exclusive() {
         return ask(config, admin, wanted).await;
-    };
-    let store = CqlStore::connect(cql).await?;
-    let shards = Shards::new(Arc::new(store), config.partitions);
+    }
+    let opened = config.store_backend().open().await?;
+    let shards = Shards::new(opened.store(), config.partitions);
     match wanted {
         Some(per_partition) => Ok(shards.set(per_partition).await?),
         None => Ok(shards.show().await?),
     }
 }
 
-/// Sends the request to the process with the embedded store.
+/// Sends the request to the process that has the store.
 async fn ask(
     config: &Config,
     admin: &AdminArgs,

@@ -24,33 +24,20 @@ mod line;
 
 use anyhow::Context as _;
 use waybill_node::config::Config;
-use waybill_node::data_dir;
-use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, StoreError};
+use waybill_store::{OpenStore, StoreError};
 
 pub use self::command::{ExportArgs, ImportArgs};
 
 use self::export::{Exported, export};
 use self::import::{Imported, import};
 
-/// The configured store, opened by this command itself.
-enum Opened {
-    Embedded(EmbeddedStore),
-    Cql(Box<CqlStore>),
-}
-
-async fn open(config: &Config) -> anyhow::Result<Opened> {
-    if let Some(cql) = config.store.scylla.cql() {
-        let store = CqlStore::connect(cql).await;
-        let store = store.context("cannot open the state store")?;
-        return Ok(Opened::Cql(Box::new(store)));
-    }
-    let dir = data_dir::of_store(&config.data_dir);
-    match EmbeddedStore::open(EmbeddedConfig::new(dir)) {
+/// Opens the configured store.
+async fn open(config: &Config) -> anyhow::Result<OpenStore> {
+    let backend = config.store_backend();
+    match backend.open().await {
         Err(error @ StoreError::Locked { .. }) => {
             anyhow::bail!("{error}: stop that process first")
         }
-        opened => Ok(Opened::Embedded(
-            opened.context("cannot open the embedded store")?,
-        )),
+        opened => opened.with_context(|| format!("cannot open the {backend}")),
     }
 }

@@ -27,6 +27,7 @@ mod answer;
 mod attention;
 mod clocks;
 mod config;
+mod details;
 mod due;
 mod error;
 mod layouts;
@@ -43,14 +44,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use tokio::task::JoinHandle;
 use waybill_engine::{OperationId, PartitionId};
 
 use self::attention::Attention;
-pub use self::clocks::CqlClock;
 pub use self::config::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
+pub(crate) use self::details::CqlDetails;
 use self::due::Due;
 pub use self::error::CqlError;
 use self::layouts::Layouts;
@@ -61,12 +61,9 @@ use self::secrets::Secrets;
 pub use self::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use self::walk::Walk;
 use crate::{
-    AttentionCursor, AttentionPage, CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease,
-    LeaseKey, ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
+    AttentionCursor, AttentionPage, DueBucket, DueEntry, EveryRow, Layout, Lease, LeaseKey,
+    ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
-
-/// Every row of a store, each readable or not; an error instead of a page.
-type EveryRow<'a> = BoxStream<'a, Result<Result<KeptRow, CorruptRow>, StoreError>>;
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
 ///

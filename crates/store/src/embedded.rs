@@ -187,13 +187,6 @@ impl EmbeddedStore {
         failed.into_iter().chain(rows.into_iter().flatten())
     }
 
-    /// Why every write currently fails; `None` if writes do not fail. The failure ends on its own:
-    /// a later write opens the store again, once there is room.
-    #[must_use]
-    pub fn write_failure(&self) -> Option<WriteFailure> {
-        self.tables.failure()
-    }
-
     /// Closes the store: refuses new writes, completes waiting ones, and stops its threads. The
     /// directory is free for another process once the store is dropped, too.
     ///
@@ -300,6 +293,11 @@ impl Store for EmbeddedStore {
 
     fn damage(&self) -> DamageReport {
         self.tables.damages().report()
+    }
+
+    /// A later write opens the store again, once there is room.
+    fn write_failure(&self) -> Option<WriteFailure> {
+        self.tables.failure()
     }
 
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {

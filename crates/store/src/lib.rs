@@ -26,9 +26,10 @@
 //!   are the exception: see `cql/secrets.rs`.)
 //!
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
-//! table; due work is read from the deadline index. ([`EmbeddedStore::rows`] and [`CqlStore::rows`]
-//! read all rows, to move a whole store elsewhere.)
+//! table; due work is read from the deadline index. ([`OpenStore::rows`] reads all rows, to move a
+//! whole store elsewhere.)
 
+mod backend;
 mod codec;
 mod config;
 mod cql;
@@ -37,6 +38,7 @@ mod embedded;
 mod error;
 mod keys;
 mod reply_key;
+mod report;
 mod row_codec;
 
 use std::fmt;
@@ -46,10 +48,11 @@ use futures_util::future::BoxFuture;
 use waybill_engine::Stamp;
 use waybill_engine::{OperationId, PartitionId};
 
-pub use config::{ScyllaConfig, StoreConfig};
+pub use backend::{Backend, EveryRow, OpenStore};
+pub use config::{RequestTimeout, ScyllaConfig, StoreConfig};
 pub use cql::{
-    CqlCertificate, CqlClock, CqlConfig, CqlError, CqlKeyspace, CqlLogin, CqlProblem,
-    CqlReplication, CqlReport, CqlServer, CqlStore, CqlTls,
+    CqlCertificate, CqlConfig, CqlError, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication,
+    CqlReport, CqlServer, CqlStore, CqlTls,
 };
 pub use damage::{DamageReport, DamagedPart};
 pub use embedded::{
@@ -58,6 +61,7 @@ pub use embedded::{
 };
 pub use error::StoreError;
 pub use reply_key::ReplyKey;
+pub use report::{ProblemArea, ServerClock, StoreProblem, StoreReport};
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};
 pub use waybill_state::{
@@ -85,6 +89,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// reports nothing here.
     fn damage(&self) -> DamageReport {
         DamageReport::default()
+    }
+
+    /// Why every write currently fails; `None` if writes do not fail, or if that is known only once
+    /// one fails. The failure ends on its own.
+    fn write_failure(&self) -> Option<WriteFailure> {
+        None
     }
 
     /// Writes a batch durably. A row whose stamp is below the stored one changes nothing, and

@@ -454,7 +454,7 @@ impl Cli {
                 let problem = "is required: a single role has no embedded broker";
                 return Err(ConfigError::invalid("--brokers", problem));
             }
-            if needs.store && config.store.scylla.nodes.is_none() {
+            if needs.store && config.store.is_exclusive() {
                 let problem = "is required: only the process of `up` has an embedded store";
                 return Err(ConfigError::invalid("--scylla", problem));
             }

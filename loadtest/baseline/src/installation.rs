@@ -17,7 +17,7 @@ use uuid::Uuid;
 use waybill_broker::{Broker, BrokerSettings};
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::Topics;
-use waybill_store::{CqlConfig, CqlReplication, CqlStore, EmbeddedConfig, EmbeddedStore, Store};
+use waybill_store::{Store, StoreConfig};
 
 use super::calls::Step;
 
@@ -104,14 +104,17 @@ impl Installation {
             .cloned()
             .collect::<BTreeMap<_, _>>();
         let topics = Topics::new(&format!("baseline-{}", &suffix[..8]));
-        let (store, keyspace) = match &arguments.scylla {
-            None => (embedded(dir.0.join("store")).await?, None),
-            Some(node) => {
-                let keyspace = format!("baseline_{}", &suffix[..8]);
-                let store = cql(node, &keyspace, arguments.replication).await?;
-                (store, Some((keyspace, node.clone())))
-            }
-        };
+        let keyspace = arguments.scylla.clone();
+        let keyspace = keyspace.map(|node| (format!("baseline_{}", &suffix[..8]), node));
+        let mut config = StoreConfig::default();
+        if let Some((keyspace, node)) = &keyspace {
+            config.scylla.nodes = Some(vec![node.clone()]);
+            config.scylla.keyspace.clone_from(keyspace);
+            config.scylla.replication_factor = arguments.replication;
+        }
+        let backend = config.backend(dir.0.join("store"));
+        backend.migrate().await?;
+        let store = backend.open().await?.store();
         let installation = Self {
             kafka,
             topics,
@@ -240,18 +243,4 @@ impl Drop for DataDir {
             eprintln!("could not remove {}: {error}", self.0.display());
         }
     }
-}
-
-async fn embedded(path: PathBuf) -> anyhow::Result<Arc<dyn Store>> {
-    let opening = tokio::task::spawn_blocking(|| EmbeddedStore::open(EmbeddedConfig::new(path)));
-    Ok(Arc::new(opening.await??))
-}
-
-async fn cql(node: &str, keyspace: &str, replication: u8) -> anyhow::Result<Arc<dyn Store>> {
-    let mut config = CqlConfig::new([node]);
-    config.keyspace = keyspace.to_owned();
-    config.replication = CqlReplication::Everywhere(replication);
-    config.attention_walk_interval = None;
-    CqlStore::migrate(&config).await?;
-    Ok(Arc::new(CqlStore::connect(config).await?))
 }

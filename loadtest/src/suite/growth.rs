@@ -11,7 +11,7 @@ use std::path::Path;
 use uuid::Uuid;
 use waybill_engine::{OperationId, Stamp};
 use waybill_messages::Topics;
-use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, Store as _, WriteBatch};
+use waybill_store::{RowWrite, StoreConfig, WriteBatch};
 
 use super::{top_rate, warm_up};
 use crate::installation::{Services, StartOptions, Up};
@@ -193,8 +193,8 @@ impl Plan {
 
 /// Fills a store with final operations, as Waybill would leave them.
 async fn fill(path: &Path, operations: u64) -> anyhow::Result<()> {
-    let config = EmbeddedConfig::new(path);
-    let store = tokio::task::spawn_blocking(|| EmbeddedStore::open(config)).await??;
+    let opened = StoreConfig::default().backend(path).open().await?;
+    let store = opened.store();
     let patterns = Patterns::new(Topics::default().framing())?;
     let mut written = 0;
     while written < operations {
@@ -208,7 +208,7 @@ async fn fill(path: &Path, operations: u64) -> anyhow::Result<()> {
         store.write(batch).await?;
         written = until;
     }
-    store.close().await?;
+    opened.close().await?;
     Ok(())
 }
 

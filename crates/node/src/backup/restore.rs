@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use waybill_broker::{CopyError, LogsRestore};
-use waybill_store::{EmbeddedRestore, StoreError};
+use waybill_store::{EmbeddedRestore, LOST_OPERATIONS, StoreError};
 
 use super::file::{Contents, FileError, Piece, Reader, Table};
 use super::{partial_of, put_in_place};
@@ -49,7 +49,8 @@ pub enum RestoreError {
 pub struct Restored {
     /// The contents of the backup.
     pub contents: Contents,
-    /// How many of its operations had lost parts before. The store lists and reports them.
+    /// How many of its operations had lost parts before. The store lists them in the file
+    /// [`lost_operations`] and reports them.
     pub lost: usize,
 }
 
@@ -92,6 +93,12 @@ pub fn restore(file: &Path, data_dir: &Path) -> Result<Restored, RestoreError> {
         contents: backup.contents(),
         lost,
     })
+}
+
+/// The file that lists the operations with lost parts.
+#[must_use]
+pub fn lost_operations(data_dir: &Path) -> PathBuf {
+    data_dir::of_store(data_dir).join(LOST_OPERATIONS)
 }
 
 /// Whether the path does not exist, or is an empty directory.

@@ -60,7 +60,7 @@ impl CreateArgs {
     /// If the store, or the process that has it, is unavailable.
     async fn with_stored_partitions(&self, config: &Config) -> anyhow::Result<Config> {
         // A person named the store, or the process that has it.
-        let is_named = config.store.scylla.cql().is_some() || self.admin.admin_url.is_some();
+        let is_named = !config.store.is_exclusive() || self.admin.admin_url.is_some();
         let may_be_at_its_port = config.kafka.brokers.is_none() || self.admin.is_named(config);
         if !is_named && !may_be_at_its_port {
             return Ok(config.clone());

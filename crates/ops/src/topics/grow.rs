@@ -1,10 +1,10 @@
 //! `waybill topics grow` and `shrink`: changes the number of partitions of the operation topics
 //! without downtime.
 //!
-//! On a cluster this command does the work. The embedded store belongs to the process of `up`,
-//! which does it on request over its admin port.
+//! This command does the work, unless the store belongs to the process of `up` alone, which does it
+//! on request over its admin port.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -13,7 +13,7 @@ use serde_json::json;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_node::workflows::load_workflows;
-use waybill_store::{CqlStore, LayoutError};
+use waybill_store::LayoutError;
 use waybill_topology::PARTITIONS_MAX;
 use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionView};
 use waybill_topology::shards::show::{LayoutView, Shards};
@@ -90,12 +90,12 @@ impl Direction {
 impl GrowArgs {
     pub(super) async fn run(&self, config: &Config, direction: Direction) -> anyhow::Result<()> {
         let progress = Progress::default();
-        let Some(cql) = config.store.scylla.cql() else {
+        if config.store.is_exclusive() {
             direction.allows(self.partitions, &shards(config, &self.admin, None).await?)?;
             return self.ask(config, direction, &progress).await;
-        };
+        }
         let workflows = load_workflows(&config.workflows)?;
-        let store = Arc::new(CqlStore::connect(cql).await?);
+        let store = config.store_backend().open().await?.store();
         let stored = Shards::new(store.clone(), config.partitions).show().await?;
         direction.allows(self.partitions, &stored)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
@@ -105,9 +105,8 @@ impl GrowArgs {
         Ok(repartition.run(self.partitions, &show).await?)
     }
 
-    /// Sends the request to the process with the embedded store and follows its progress. After a
-    /// restart the request is repeated: finished work is durable, and the process continues from
-    /// there.
+    /// Sends the request to the process that has the store and follows its progress. After a restart
+    /// the request is repeated: finished work is durable, and the process continues from there.
     async fn ask(
         &self,
         config: &Config,

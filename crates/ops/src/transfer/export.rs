@@ -3,8 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Context as _;
-use futures_util::stream::{self, BoxStream};
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::TryStreamExt as _;
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_engine::{Offset, PartitionId, Priority};
@@ -12,12 +11,12 @@ use waybill_kafka::Admin;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
-use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
+use waybill_store::{EveryRow, Layout, Store, StoreError};
 use waybill_telemetry::chain;
 use waybill_topology::shards;
 
 use super::line::{End, FORMAT, Header, Line, Operation};
-use super::{Opened, open};
+use super::open;
 
 /// The totals of an export, and its warnings.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,26 +41,24 @@ pub(super) struct Exported {
 ///
 /// If the store cannot be read, or `out` cannot be written. The output then lacks its end line.
 pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
-    let is_embedded = config.store.scylla.nodes.is_none();
+    let is_exclusive = config.store.is_exclusive();
     let dir = data_dir::of_store(&config.data_dir);
     anyhow::ensure!(
-        !is_embedded || dir.exists(),
+        !is_exclusive || dir.exists(),
         "{} does not exist: name the directory of an embedded store with --data-dir, or a cluster with --scylla",
         dir.display()
     );
-    let store = open(config).await?;
-    let (shared, rows): (&dyn Store, BoxStream<'_, Result<_, StoreError>>) = match &store {
-        Opened::Embedded(store) => (store, stream::iter(store.rows()).boxed()),
-        Opened::Cql(store) => (&**store, store.rows().await?),
-    };
-    let layout = shards::layout(shared, config.partitions).await?;
-    let waiting = waiting(config, shared, &layout, is_embedded).await?;
-    let owned = match is_embedded {
+    let opened = open(config).await?;
+    let store = &*opened.store();
+    let rows = opened.rows().await?;
+    let layout = shards::layout(store, config.partitions).await?;
+    let waiting = waiting(config, store, &layout).await?;
+    let owned = match is_exclusive {
         true => 0,
-        false => owned(shared, &layout).await?,
+        false => owned(store, &layout).await?,
     };
     let (operations, unreadable) = write(&layout, rows, out).await?;
-    let damage = shared.damage();
+    let damage = store.damage();
     let damaged = damage.parts.iter().filter(|part| part.table.is_some());
     Ok(Exported {
         operations,
@@ -74,7 +71,7 @@ pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Resu
 
 async fn write(
     layout: &Layout,
-    mut rows: BoxStream<'_, Result<Result<KeptRow, CorruptRow>, StoreError>>,
+    mut rows: EveryRow<'_>,
     out: &mut dyn Write,
 ) -> anyhow::Result<(u64, u64)> {
     let mut put = |line: &Line| -> anyhow::Result<()> {
@@ -116,7 +113,6 @@ async fn waiting(
     config: &Config,
     store: &dyn Store,
     layout: &Layout,
-    is_embedded: bool,
 ) -> anyhow::Result<Option<u64>> {
     let topics = Topics::new(&config.kafka.topic_prefix);
     let partitions: Vec<_> = (0..layout.partitions_written()).map(PartitionId).collect();
@@ -129,7 +125,7 @@ async fn waiting(
             let offsets = admin.offsets(topic, &partitions).await;
             let offsets = offsets.context("cannot read the end offsets of the request topics")?;
             offsets.into_iter().map(|(_, end)| end).collect()
-        } else if is_embedded && broker.exists() {
+        } else if config.store.is_exclusive() && broker.exists() {
             let ends = waybill_broker::log_ends(&broker, topic);
             let ends = ends.context("cannot read the end offsets of the request topics")?;
             ends.into_iter().map(Offset).collect()

@@ -21,7 +21,7 @@ use waybill_telemetry::visible::counted;
 use waybill_topology::shards;
 
 use super::line::{FORMAT, Line, Operation};
-use super::{Opened, open};
+use super::open;
 
 /// The number of operations in one write.
 const BATCH_ROWS: usize = 200;
@@ -56,16 +56,13 @@ pub(super) struct Imported {
 /// operations may be written.
 pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
     check(path)?;
-    if config.store.scylla.nodes.is_none() {
+    if config.store.is_exclusive() {
         let dir = &config.data_dir;
         let made = data_dir::create(dir);
         made.with_context(|| format!("cannot create the directory {}", dir.display()))?;
     }
     let opened = open(config).await?;
-    let store: &dyn Store = match &opened {
-        Opened::Embedded(store) => store,
-        Opened::Cql(store) => &**store,
-    };
+    let store = &*opened.store();
     let layout = shards::layout_at_start(store, config.topology().scheme).await?;
     let partitions = layout.partitions_written();
     for index_shard in (0..partitions).map(PartitionId) {
@@ -86,9 +83,7 @@ pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Impor
         }
         put(store, partitions, batch, &mut imported).await?;
     }
-    if let Opened::Embedded(store) = &opened {
-        store.close().await?;
-    }
+    opened.close().await?;
     Ok(imported)
 }
 

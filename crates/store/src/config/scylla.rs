@@ -15,6 +15,9 @@ use waybill_units::DurationText;
 
 use crate::cql::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 
+/// The key of [`ScyllaConfig::request_timeout`].
+pub(super) const REQUEST_TIMEOUT: &str = "store.scylla.requestTimeout";
+
 /// All supervisors may be unavailable for a day.
 const DUE_INDEX_RETENTION_MIN: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -134,12 +137,7 @@ impl ScyllaConfig {
 
     /// Reads the password from its file. Refuses half a certificate, and a certificate that is
     /// never used. The files of the certificate are read at each connection to a cluster.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be read, or the keys of the certificate or the password do not fit
-    /// together.
-    pub fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let refused = |key: &str, problem: &str| {
             Err(ConfigError::invalid(format!("store.scylla.{key}"), problem))
         };
@@ -159,7 +157,7 @@ impl ScyllaConfig {
     /// Checks the section.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if self.nodes.is_some() {
-            check_request_timeout("store.scylla.requestTimeout", self.request_timeout)?;
+            check_request_timeout(REQUEST_TIMEOUT, self.request_timeout)?;
             check_range_because(
                 "store.scylla.dueIndexRetention",
                 self.due_index_retention,

@@ -8,23 +8,16 @@ use scylla::cluster::Node;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::unprepared::Statement;
 
-/// The clock of a node.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CqlClock {
-    /// The address of the node.
-    pub node: String,
-    /// How far it is ahead of this machine's, in milliseconds; negative if it is behind.
-    pub ahead_ms: i64,
-}
+use crate::ServerClock;
 
 /// The clocks of the connected nodes, without those that do not answer.
-pub(super) async fn clocks(session: &Session) -> Vec<CqlClock> {
+pub(super) async fn clocks(session: &Session) -> Vec<ServerClock> {
     let cluster = session.get_cluster_state();
     let mut clocks = Vec::new();
     for node in cluster.get_nodes_info() {
         if let Some(ahead_ms) = ahead_ms(session, node).await {
             let node = node.address.to_string();
-            clocks.push(CqlClock { node, ahead_ms });
+            clocks.push(ServerClock { node, ahead_ms });
         }
     }
     clocks

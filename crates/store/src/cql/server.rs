@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::clocks::CqlClock;
+use crate::ServerClock;
 
 /// Which database it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,7 +100,7 @@ pub struct CqlReport {
     /// The version of the schema that this program needs.
     pub schema_version_known: u32,
     /// The clocks of the nodes that answered.
-    pub clocks: Vec<CqlClock>,
+    pub clocks: Vec<ServerClock>,
 }
 
 /// A problem of the servers or the keyspace that a person must know.
@@ -163,7 +163,7 @@ pub enum CqlProblem {
         "the clock of {} is {} ms ahead of this machine's clock: the difference must stay well \
          below what leases and supervisor.clockSkew allow", .0.node, .0.ahead_ms
     )]
-    ClocksApart(CqlClock),
+    ClocksApart(ServerClock),
     /// A power loss would lose acknowledged writes that are on no other machine.
     #[error(
         "the commit log is synced {how}: a power loss deletes acknowledged rows that are on no \
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn clocks_more_than_a_second_apart_are_reported_and_not_fatal() {
-        let clocks = [0, -1_000, 1_001, -5_000].map(|ahead_ms| CqlClock {
+        let clocks = [0, -1_000, 1_001, -5_000].map(|ahead_ms| ServerClock {
             node: format!("{ahead_ms}"),
             ahead_ms,
         });

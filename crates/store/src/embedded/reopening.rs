@@ -38,7 +38,7 @@ const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// How long to wait for readers of the old tables.
 const READERS_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Why the embedded store cannot write at the moment.
+/// Why a store cannot write at the moment.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct WriteFailure {

@@ -34,10 +34,11 @@ use waybill_node::backup::Backups;
 use waybill_node::config::Config;
 use waybill_node::data_dir::{of_broker, of_store};
 use waybill_node::disk::{DiskWatch, TopicSpace};
+use waybill_node::instrumented_store::InstrumentedStore;
 use waybill_node::preparation::{self, Part};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::workflows::load_workflows;
-use waybill_store::{EmbeddedStore, Store};
+use waybill_store::{OpenStore, Store};
 use waybill_telemetry::health::LowDisk;
 use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::topics::{self, BrokerKind, CompressionCheck};
@@ -54,7 +55,7 @@ pub(crate) use lifecycle::run;
 #[derive(Default)]
 struct Disk {
     low: LowDisk,
-    store: Arc<OnceLock<Weak<EmbeddedStore>>>,
+    store: Arc<OnceLock<Weak<dyn Store>>>,
 }
 
 impl Disk {
@@ -91,9 +92,10 @@ impl Disk {
     }
 
     fn has_store(role: Role, config: &Config) -> bool {
-        let is_embedded = config.store.scylla.cql().is_none();
         match role {
-            Role::Up { .. } | Role::Ingestion | Role::Scheduler | Role::Supervisor => is_embedded,
+            Role::Up { .. } | Role::Ingestion | Role::Scheduler | Role::Supervisor => {
+                config.store.is_exclusive()
+            }
             Role::Broker | Role::Agents | Role::Services => false,
         }
     }
@@ -147,8 +149,8 @@ struct Dependencies {
     topics: Topics,
     workflows: Arc<Workflows>,
     store: Arc<dyn Store>,
-    /// The store, if it is embedded.
-    embedded: Option<Weak<EmbeddedStore>>,
+    /// The same store, for backups.
+    opened: OpenStore,
     /// Whether the disk of the store or of the embedded broker is low on space.
     low_disk: LowDisk,
     partition_map: PartitionMap,
@@ -255,8 +257,9 @@ async fn start(
             let dependencies = dependencies(role, config, address, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
             connectivity::group_commits(&dependencies.kafka, admin, running);
-            if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
-                admin.set_backups(Backups::new(store, broker.logs));
+            let backups = broker.and_then(|broker| Backups::of(&dependencies.opened, broker.logs));
+            if let Some(backups) = backups {
+                admin.set_backups(backups);
             }
             let current = dependencies.partition_map.layout().scheme();
             let own =
@@ -314,15 +317,14 @@ async fn dependencies(
 ) -> anyhow::Result<Dependencies> {
     let workflows = load_workflows(&config.workflows)?;
     let kafka = config.kafka_settings(broker);
-    let store::Opened { store, embedded } = store::open(role, config, running).await?;
+    let opened = store::open(role, config, running).await?;
+    let store: Arc<dyn Store> = Arc::new(InstrumentedStore::new(opened.store()));
     let damaged_store = Arc::downgrade(&store);
     admin.readiness.add_warnings(move || {
         let report = damaged_store.upgrade().map(|store| store.damage());
         store::messages_of(&report.unwrap_or_default())
     });
-    if let Some(store) = &embedded {
-        disk.store.get_or_init(|| store.clone());
-    }
+    disk.store.get_or_init(|| Arc::downgrade(&store));
     let (partition_map, follower) = PartitionMap::follow(store.clone(), config.partitions)
         .await
         .context("cannot read the partition map")?;
@@ -367,7 +369,7 @@ async fn dependencies(
         topics: registry::topics(config, &workflows, &admin.readiness).await?,
         workflows: Arc::new(workflows),
         store,
-        embedded,
+        opened,
         low_disk: disk.low.clone(),
         partition_map,
         broker,

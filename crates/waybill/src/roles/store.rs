@@ -1,15 +1,12 @@
-//! Opens the state store: the embedded one of this process, or the configured cluster.
+//! Opens the configured state store, and closes it at the end.
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use waybill_node::Role;
 use waybill_node::config::Config;
-use waybill_node::data_dir;
-use waybill_node::instrumented_store::InstrumentedStore;
 use waybill_node::shutdown::{Running, Stage};
-use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError};
+use waybill_store::{DamageReport, OpenStore, StoreError};
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::counted;
 
@@ -37,48 +34,54 @@ pub(super) fn messages_of(damage: &DamageReport) -> Vec<String> {
     messages
 }
 
-/// An open store.
-pub(super) struct Opened {
-    pub(super) store: Arc<dyn Store>,
-    /// The same store, if it is embedded.
-    pub(super) embedded: Option<Weak<EmbeddedStore>>,
-}
-
 /// Opens the store. A process with all roles migrates a cluster itself. With a single role, that is
 /// left to the deployment.
-pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyhow::Result<Opened> {
-    let Some(mut cql) = config.store.scylla.cql() else {
-        let store = embedded(config, running).await?;
-        let embedded = Some(Arc::downgrade(&store));
-        return Ok(Opened {
-            store: Arc::new(InstrumentedStore::new(store)),
-            embedded,
-        });
-    };
-    cql.connect_timeout = CONNECT_TIMEOUT;
+pub(super) async fn open(
+    role: Role,
+    config: &Config,
+    running: &Running,
+) -> anyhow::Result<OpenStore> {
+    let mut backend = config.store_backend().with_connect_timeout(CONNECT_TIMEOUT);
     if let Role::Up { .. } | Role::Supervisor = role {
-        cql.attention_walk_interval = Some(ATTENTION_WALK);
+        backend = backend.with_attention_walk(ATTENTION_WALK);
     }
+    // A store of this process alone has no servers that may still be starting.
+    let patience = match config.store.is_exclusive() {
+        true => Duration::ZERO,
+        false => DATABASE_PATIENCE,
+    };
     if let Role::Up { .. } = role {
-        once_there(|| CqlStore::migrate(&cql))
+        once_there(patience, || backend.migrate())
             .await
             .context("cannot prepare the state store")?;
     }
-    let store = once_there(|| CqlStore::connect(cql.clone()))
-        .await
-        .context("cannot open the state store")?;
-    Ok(Opened {
-        store: Arc::new(InstrumentedStore::new(Arc::new(store))),
-        embedded: None,
-    })
+    let opened = once_there(patience, || backend.open()).await;
+    let opened = opened.map_err(|error| match error {
+        StoreError::Locked { .. } => in_use(&config.data_dir.display()),
+        error => anyhow::Error::from(error).context(format!("cannot open the {backend}")),
+    })?;
+    let closing = opened.clone();
+    // Closed in the broker's stage, after the scheduler's, when nothing writes any more.
+    running.spawn(Stage::Broker, "store", |stop| async move {
+        let refused = tokio::select! {
+            () = stop.cancelled() => None,
+            why = closing.refuses_writes() => Some(why),
+        };
+        let closed = closing.close().await;
+        if let Some(why) = refused {
+            anyhow::bail!("the state store no longer accepts writes: {why}");
+        }
+        Ok(closed?)
+    });
+    Ok(opened)
 }
 
 /// Retries for as long as a database may take to start.
-async fn once_there<T, F>(ask: impl Fn() -> F) -> Result<T, StoreError>
+async fn once_there<T, F>(patience: Duration, ask: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let deadline = Instant::now() + DATABASE_PATIENCE;
+    let deadline = Instant::now() + patience;
     let mut is_logged = false;
     loop {
         match ask().await {
@@ -93,29 +96,4 @@ where
             answer => return answer,
         }
     }
-}
-
-async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<EmbeddedStore>> {
-    let mut store_config = EmbeddedConfig::new(data_dir::of_store(&config.data_dir));
-    store_config.cache_bytes = config.store.cache_bytes.as_u64();
-    let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config)).await?;
-    let store = opened.map_err(|error| match error {
-        StoreError::Locked { .. } => in_use(&config.data_dir.display()),
-        error => anyhow::Error::from(error).context("cannot open the embedded store"),
-    })?;
-    let store = Arc::new(store);
-    let closing = store.clone();
-    // Closed in the broker's stage, after the scheduler's, when nothing writes any more.
-    running.spawn(Stage::Broker, "store", |stop| async move {
-        let refused = tokio::select! {
-            () = stop.cancelled() => None,
-            why = closing.refuses_writes() => Some(why),
-        };
-        let closed = closing.close().await;
-        if let Some(why) = refused {
-            anyhow::bail!("the state store no longer accepts writes: {why}");
-        }
-        Ok(closed?)
-    });
-    Ok(store)
 }

@@ -2,6 +2,7 @@
 
 use waybill_config::ConfigError;
 use waybill_config::checks::require;
+use waybill_store::RequestTimeout;
 use waybill_topology::lease::check_lease_and_margin;
 use waybill_units::duration_to_text;
 
@@ -17,18 +18,19 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         supervisor,
         ..
     } = config;
-    let scylla = &store.scylla;
-    require(
-        scylla.nodes.is_none() || scylla.request_timeout < scheduler.lease.min(supervisor.lease),
-        "store.scylla.requestTimeout",
-        format!(
-            "is {}, and must be less than scheduler.lease ({}) and supervisor.lease ({}): the result of a \
-             renewal must arrive in time",
-            duration_to_text(scylla.request_timeout),
-            duration_to_text(scheduler.lease),
-            duration_to_text(supervisor.lease)
-        ),
-    )?;
+    if let Some(RequestTimeout { key, limit }) = store.request_timeout() {
+        require(
+            limit < scheduler.lease.min(supervisor.lease),
+            key,
+            format!(
+                "is {}, and must be less than scheduler.lease ({}) and supervisor.lease ({}): the result of a \
+                 renewal must arrive in time",
+                duration_to_text(limit),
+                duration_to_text(scheduler.lease),
+                duration_to_text(supervisor.lease)
+            ),
+        )?;
+    }
     require(
         store.retention > kafka.requests_retention,
         "store.retention",

@@ -14,7 +14,7 @@ use waybill_node::config::Config;
 use waybill_node::disk::{Space, TopicSpace};
 use waybill_node::exposure::check_everything;
 use waybill_node::workflows::load_workflows;
-use waybill_store::{CqlProblem, CqlStore};
+use waybill_store::ProblemArea;
 use waybill_topology::shards::show::{LayoutView, ShardView};
 use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
@@ -265,27 +265,20 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     })
 }
 
-/// Checks the servers of the store. An embedded store is in the process that owns the leases.
+/// Checks the servers of the store. A store without servers is in the process that owns the leases.
 pub(super) async fn store(config: &Config) -> Vec<Finding> {
     const WHAT: &str = "store";
     const CLOCKS: &str = "clocks";
-    let Some(cql) = config.store.scylla.cql() else {
-        return Vec::new();
-    };
-    let report = match CqlStore::check(&cql).await {
-        Ok(report) => report,
+    let report = match config.store_backend().check().await {
+        Ok(Some(report)) => report,
+        Ok(None) => return Vec::new(),
         Err(error) => return vec![Finding::failed(WHAT, &error.into())],
     };
-    let version = report.schema_version.unwrap_or(0);
-    let message = format!(
-        "{}, keyspace {}, schema {version}",
-        report.server, cql.keyspace
-    );
-    let mut findings = vec![Finding::ok(WHAT, message)];
-    let problems = report.problems();
+    let mut findings = vec![Finding::ok(WHAT, report.summary)];
+    let problems = report.problems;
     let are_apart = problems
         .iter()
-        .any(|problem| matches!(problem, CqlProblem::ClocksApart(_)));
+        .any(|problem| problem.area == ProblemArea::Clocks);
     if !are_apart {
         let farthest = report.clocks.iter().map(|clock| clock.ahead_ms.abs()).max();
         let message = format!(
@@ -298,16 +291,16 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
             None => Finding::note(CLOCKS, "no node reported its clock"),
         });
     }
-    findings.extend(problems.iter().map(|problem| {
-        let verdict = match problem.is_fatal() {
+    findings.extend(problems.into_iter().map(|problem| {
+        let verdict = match problem.is_fatal {
             true => Verdict::Bad,
             false => Verdict::Note,
         };
-        let what = match problem {
-            CqlProblem::ClocksApart(_) => CLOCKS,
-            _ => WHAT,
+        let what = match problem.area {
+            ProblemArea::Clocks => CLOCKS,
+            ProblemArea::Store => WHAT,
         };
-        Finding::new(what, verdict, problem.to_string())
+        Finding::new(what, verdict, problem.text)
     }));
     findings
 }
