@@ -166,7 +166,8 @@ pub(super) async fn redrive(
     if !many.yes && !plan.ids.is_empty() && is_at_a_terminal() {
         let mut terminal = io::stderr().lock();
         plan.show(many, Output::Table, &mut terminal)?;
-        let question = format!("{} {}?", asking.verb, counted(plan.ids.len(), "operation"));
+        let verb = as_typed(asking.verb.as_str());
+        let question = format!("{verb} {}?", counted(plan.ids.len(), "operation"));
         if !is_confirmed(&question, &mut io::stdin().lock(), &mut terminal)? {
             return Err(OpsError::Missed("no request was sent".to_owned()));
         }
