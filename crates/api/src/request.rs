@@ -12,24 +12,20 @@ use jiff::tz::TimeZone;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use waybill_contacts::ContactRules;
-use waybill_drone_delivery::field::FieldError;
-use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{
     Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, OperationId, Priority, RequestHash,
     Timestamp, Workflows,
 };
 use waybill_http::auth::{AnotherTenant, Tenants, check_tenant};
 use waybill_http::json;
-use waybill_http::problem::{FieldProblem, Problem};
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_messages::is_topic_name;
 use waybill_telemetry::visible::is_name;
 
 pub use self::envelope::{Envelope, IDEMPOTENCY_KEY, TRACEPARENT};
+use super::form::{CanonicalInput, Form, FormInput, Forms};
 use super::id::{self, CallerId};
 use super::tenant_limits::TenantLimits;
-
-/// The built-in workflow for deliveries, whose requests have their own form.
-pub const DRONE_DELIVERY: &str = "drone-delivery";
 
 /// The field with the contacts to notify when an operation ends.
 const NOTIFY: &str = "notify";
@@ -39,6 +35,8 @@ const NOTIFY: &str = "notify";
 pub struct Rules {
     /// The workflows that can be requested.
     pub workflows: Arc<Workflows>,
+    /// The forms that requests may have, including those of workflows that cannot be requested.
+    pub forms: Forms,
     /// The deepest nesting of a body.
     pub json_depth_max: usize,
     /// The prefixes that the name of a `replyTo` topic may have.
@@ -85,25 +83,32 @@ impl Submission {
     }
 }
 
-/// Reads the body of a delivery.
-pub fn delivery(
+/// Reads the body of a request in a form of its own.
+///
+/// # Errors
+///
+/// If the body is not valid JSON, is invalid, or the workflow of the form is not configured.
+pub fn in_form(
+    form: Form,
     body: &[u8],
     envelope: &Envelope,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Submission, Problem> {
     let mut value = json::parse(body, rules.json_depth_max)?;
+    let workflow = form.names.workflow;
+    let Some(known) = rules.workflows.newest(workflow) else {
+        let detail = format!("The workflow {workflow} is not configured.");
+        return Err(Problem::new(Kind::NotFound, detail));
+    };
     let mut draft = Draft::new(envelope, rules, now);
-    // Contacts are not part of the delivery, and steps must not see them.
+    // Contacts are not part of the input, and steps must not see them.
     let notify = value
         .as_object_mut()
         .and_then(|fields| fields.remove(NOTIFY));
     draft.notify(notify.as_ref());
-    draft.workflow = rules
-        .workflows
-        .newest(DRONE_DELIVERY)
-        .map(|known| Arc::clone(known.name()));
-    draft.delivery(&value, "");
+    draft.workflow = Some(Arc::clone(known.name()));
+    draft.formed(form, &value, "");
     draft.finish()
 }
 
@@ -141,9 +146,10 @@ struct Draft<'a> {
 }
 
 enum Input {
-    Delivery(Box<DeliveryRequest>),
-    /// Canonical JSON of another workflow's input.
-    Other(Vec<u8>),
+    /// In a form of its own, with the priority that it asks for.
+    Formed(CanonicalInput, Priority),
+    /// Canonical JSON of any other input.
+    Free(Vec<u8>),
 }
 
 impl<'a> Draft<'a> {
@@ -169,44 +175,55 @@ impl<'a> Draft<'a> {
         self.errors.push(FieldProblem::new(pointer, detail));
     }
 
-    fn delivery(&mut self, value: &Value, at: &str) {
-        match drone_delivery::validate(value) {
-            Ok(delivery) => {
-                if let Some(id) = &delivery.delivery_id {
-                    self.caller_id(id, &format!("{at}/deliveryId"));
+    fn formed(&mut self, form: Form, value: &Value, at: &str) {
+        match form.rules.read(value) {
+            Ok(input) => {
+                let FormInput {
+                    id,
+                    deadline,
+                    priority,
+                    json,
+                } = input;
+                if let Some(id) = id {
+                    self.caller_id(&id, &format!("{at}/{}", form.names.id_field));
                 }
-                // The time promised to the customer is also the deadline of the operation, unless
-                // the general form has another.
-                if let Some(deadline) = delivery.deadline {
-                    let deadline = Timestamp(deadline.as_microsecond());
-                    self.check_deadline(deadline, format!("{at}/deadline"));
+                // The deadline of the input is also the deadline of the operation, unless the
+                // general form has another.
+                if let Some(deadline) = deadline {
+                    self.check_deadline(deadline, format!("{at}/{}", form.names.deadline_field));
                     self.deadline = self.deadline.or(Some(deadline));
                 }
-                self.input = Some(Input::Delivery(Box::new(delivery)));
+                self.input = Some(Input::Formed(json, priority));
             }
             Err(errors) => {
-                self.beside_wrong_fields(value, at, &errors);
-                let named = errors.into_iter();
-                self.errors.extend(named.map(|error| {
-                    FieldProblem::new(format!("{at}{}", error.pointer), error.detail)
+                self.beside_wrong_fields(form, value, at, &errors);
+                self.errors.extend(errors.into_iter().map(|error| {
+                    FieldProblem::new(format!("{at}{}", error.place()), error.detail)
                 }));
             }
         }
     }
 
-    /// Checks the fields that the delivery's own check did not reach because others were wrong.
-    fn beside_wrong_fields(&mut self, value: &Value, at: &str, errors: &[FieldError]) {
+    /// Checks the fields that the form's own check did not reach because others were wrong.
+    fn beside_wrong_fields(
+        &mut self,
+        form: Form,
+        value: &Value,
+        at: &str,
+        errors: &[FieldProblem],
+    ) {
         let right = |name: &str| {
             let is_named = errors
                 .iter()
-                .any(|error| error.pointer.strip_prefix('/') == Some(name));
+                .any(|error| error.place().strip_prefix('/') == Some(name));
             value.get(name)?.as_str().filter(|_| !is_named)
         };
-        if let Some(id) = right("deliveryId") {
-            self.caller_id(id, &format!("{at}/deliveryId"));
+        let (id_field, deadline_field) = (form.names.id_field, form.names.deadline_field);
+        if let Some(id) = right(id_field) {
+            self.caller_id(id, &format!("{at}/{id_field}"));
         }
-        if let Some(deadline) = right("deadline").and_then(date_and_time) {
-            self.check_deadline(deadline, format!("{at}/deadline"));
+        if let Some(deadline) = right(deadline_field).and_then(date_and_time) {
+            self.check_deadline(deadline, format!("{at}/{deadline_field}"));
         }
     }
 
@@ -214,7 +231,7 @@ impl<'a> Draft<'a> {
         const KNOWN: [&str; 8] = [
             "workflow", "id", "input", "deadline", "priority", "tenant", "replyTo", NOTIFY,
         ];
-        let name = match self.text(fields, "workflow") {
+        match self.text(fields, "workflow") {
             Some(name) => {
                 self.workflow = self
                     .rules
@@ -225,7 +242,6 @@ impl<'a> Draft<'a> {
                     let known = self.known_workflows();
                     self.wrong("/workflow", format!("must be one of {known}, not {name:?}"));
                 }
-                Some(name)
             }
             None if is_absent(fields, "workflow") => {
                 let known = self.known_workflows();
@@ -233,10 +249,9 @@ impl<'a> Draft<'a> {
                     "/workflow",
                     format!("is required, and must be one of {known}"),
                 );
-                None
             }
-            None => None,
-        };
+            None => {}
+        }
         if let Some(tenant) = self.text(fields, "tenant") {
             self.tenant(tenant);
         }
@@ -264,15 +279,15 @@ impl<'a> Draft<'a> {
             }
         }
         self.notify(fields.get(NOTIFY));
-        match fields.remove("input") {
-            Some(input) if name.as_deref() == Some(DRONE_DELIVERY) => {
-                self.delivery(&input, "/input");
+        let workflow = self.workflow.as_deref();
+        let form = workflow.and_then(|name| self.rules.forms.of(name));
+        match (fields.remove("input"), form) {
+            (Some(input), Some(form)) => self.formed(form, &input, "/input"),
+            (Some(Value::Object(input)), None) => {
+                self.input = Some(Input::Free(Value::Object(input).to_string().into_bytes()));
             }
-            Some(Value::Object(input)) => {
-                self.input = Some(Input::Other(Value::Object(input).to_string().into_bytes()));
-            }
-            Some(_) => self.wrong("/input", "must be an object"),
-            None => self.wrong("/input", "is required"),
+            (Some(_), None) => self.wrong("/input", "must be an object"),
+            (None, _) => self.wrong("/input", "is required"),
         }
         for name in fields.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
             let mut pointer = String::new();
@@ -381,13 +396,11 @@ impl<'a> Draft<'a> {
 
     fn finish(mut self) -> Result<Submission, Problem> {
         let tenant = self.tenant?;
-        if !self.errors.is_empty() {
+        let (true, Some(workflow), Some(input)) =
+            (self.errors.is_empty(), self.workflow, self.input)
+        else {
             self.errors.append(&mut self.overdue);
             return Err(Problem::invalid(self.errors));
-        }
-        let (Some(workflow), Some(input)) = (self.workflow, self.input) else {
-            let detail = format!("The workflow {DRONE_DELIVERY} is not configured.");
-            return Err(Problem::new(waybill_http::problem::Kind::NotFound, detail));
         };
         let (operation, id_origin, caller_id) = match self.caller_id {
             None => (id::fresh(&tenant), IdOrigin::Server, None),
@@ -402,10 +415,10 @@ impl<'a> Draft<'a> {
             },
         };
         let caller_id = caller_id.map(CallerId::into_string);
-        // A delivery has its own priority, unless the general form has another.
+        // An input may ask for a priority, unless the general form has another.
         let of_input = match &input {
-            Input::Delivery(delivery) if delivery.expedited => Priority::High,
-            Input::Delivery(_) | Input::Other(_) => Priority::Normal,
+            Input::Formed(_, priority) => *priority,
+            Input::Free(_) => Priority::Normal,
         };
         let priority = match self.rules.has_high_priority_topic {
             true => self.priority.unwrap_or(of_input),
@@ -422,8 +435,8 @@ impl<'a> Draft<'a> {
             )
         };
         let (request_hash, input) = match input {
-            Input::Other(input) => (hash(&input), input),
-            Input::Delivery(delivery) => named(*delivery, operation, caller_id.as_deref(), hash),
+            Input::Free(input) => (hash(&input), input),
+            Input::Formed(input, _) => named(&input, operation, caller_id.as_deref(), hash),
         };
         // Numbers may be longer after they are written out again.
         if input.len() > INPUT_BYTES_MAX {
@@ -431,10 +444,7 @@ impl<'a> Draft<'a> {
                 "The input has {} bytes; the limit is {INPUT_BYTES_MAX}.",
                 input.len()
             );
-            return Err(Problem::new(
-                waybill_http::problem::Kind::BodyTooLarge,
-                detail,
-            ));
+            return Err(Problem::new(Kind::BodyTooLarge, detail));
         }
         Ok(Submission {
             record: CreateRequest {
@@ -472,19 +482,21 @@ pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// A delivery's hash, over everything but its id, and its input, which always has an id. The hash
-/// leaves out the id because it may come from the body, from a header or from here: it names the
-/// operation that the hash is compared within.
+/// The hash of an input in a form of its own, over everything but its id, and the input itself,
+/// which always has an id. The hash leaves out the id because it may come from the body, from a
+/// header or from here: it names the operation that the hash is compared within.
 pub fn named(
-    mut delivery: DeliveryRequest,
+    input: &CanonicalInput,
     operation: OperationId,
     caller_id: Option<&str>,
     hash: impl Fn(&[u8]) -> RequestHash,
 ) -> (RequestHash, Vec<u8>) {
-    delivery.delivery_id = None;
-    let hash = hash(&delivery.canonical_json());
-    delivery.delivery_id = Some(caller_id.map_or_else(|| operation.to_string(), str::to_owned));
-    (hash, delivery.canonical_json())
+    let hash = hash(input.without_id());
+    let input = match caller_id {
+        Some(id) => input.with_id(id),
+        None => input.with_id(&operation.to_string()),
+    };
+    (hash, input)
 }
 
 /// The hash of a request's canonical form: its parts in this order, each after its length. Rows
@@ -532,16 +544,17 @@ pub fn record_hash(create: &CreateRequest, input: &[u8]) -> RequestHash {
 
 /// A resubmission with its hash, and with an input that has the id of the new operation. `None` if
 /// a scheduler would refuse the input.
-pub fn resubmission(mut create: CreateRequest) -> Option<CreateRequest> {
-    create.request_hash = if create.workflow == DRONE_DELIVERY {
-        let delivery =
-            drone_delivery::validate(&serde_json::from_slice(&create.input).ok()?).ok()?;
-        let hash = |input: &[u8]| record_hash(&create, input);
-        let (hash, input) = named(delivery, create.operation, None, hash);
-        create.input = input;
-        hash
-    } else {
-        record_hash(&create, &create.input)
+pub fn resubmission(mut create: CreateRequest, forms: &Forms) -> Option<CreateRequest> {
+    create.request_hash = match forms.of(&create.workflow) {
+        Some(form) => {
+            let input = serde_json::from_slice(&create.input).ok()?;
+            let input = form.rules.read(&input).ok()?.json;
+            let hash = |input: &[u8]| record_hash(&create, input);
+            let (hash, input) = named(&input, create.operation, None, hash);
+            create.input = input;
+            hash
+        }
+        None => record_hash(&create, &create.input),
     };
     create.verify_hash = true;
     Some(create)
@@ -563,7 +576,3 @@ pub fn date_and_time(text: &str) -> Option<Timestamp> {
     };
     Some(Timestamp(time.as_microsecond()))
 }
-
-#[cfg(test)]
-#[path = "request_tests.rs"]
-mod tests;

@@ -39,7 +39,7 @@ pub struct OperationView {
     pub id: Uuid,
     /// The workflow that the operation runs. Absent if only the request's position is known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, example = "drone-delivery")]
+    #[schema(value_type = Option<String>, example = "order-fulfilment")]
     pub workflow: Option<Arc<str>>,
     /// The workflow version that the operation runs. It never changes. Absent while `Pending`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,7 +72,7 @@ pub struct OperationView {
     pub cause: Option<ErrorView>,
     /// What happens next and when, or what an operator can do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "Step drone is running, attempt 2, until 2030-05-08T20:00:05Z.")]
+    #[schema(example = "Step payment is running, attempt 2, until 2030-05-08T20:00:05Z.")]
     pub what_next: Option<String>,
     /// The verbs that the current state allows: `cancel` for the caller, the others for an
     /// operator.
@@ -148,7 +148,7 @@ pub struct OperationView {
 #[schema(as = Step)]
 pub struct StepView {
     /// The step's name in the workflow.
-    #[schema(value_type = String, example = "account")]
+    #[schema(value_type = String, example = "stock")]
     pub name: Arc<str>,
     /// `NotStarted`, `Running`, `Completed`, `Failed`, `TimedOut`, `Skipped`, `Compensating` or
     /// `Compensated`.
@@ -214,10 +214,10 @@ pub struct HistoryView {
 #[schema(as = Error)]
 pub struct ErrorView {
     /// A stable code, for programs.
-    #[schema(example = "drone-unavailable")]
+    #[schema(example = "card-declined")]
     pub code: String,
     /// A message, for people.
-    #[schema(example = "no drone is free")]
+    #[schema(example = "the bank says no")]
     pub message: String,
     /// The step of the error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -249,7 +249,7 @@ pub struct ItemView {
     pub state: Cow<'static, str>,
     /// The workflow that the operation runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    #[schema(example = "drone-delivery")]
+    #[schema(example = "order-fulfilment")]
     pub workflow: String,
     /// The workflow version that the operation runs. It never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -267,7 +267,7 @@ pub struct ItemView {
     pub caller_id: Option<String>,
     /// The step that failed, or the current step.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "drone")]
+    #[schema(example = "payment")]
     pub step: Option<String>,
     /// The error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]

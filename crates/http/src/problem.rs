@@ -281,7 +281,7 @@ impl Kind {
             Self::OutcomeUnknown => ("/problems/outcome-unknown", S::GATEWAY_TIMEOUT,
                 "Outcome unknown",
                 "The request may have been accepted. Repeat exactly the same request with the \
-                 problem's id as Idempotency-Key (or as deliveryId or id): it is accepted only \
+                 problem's id as Idempotency-Key, or as the id in the body: it is accepted only \
                  once."),
             Self::PartitionNotHere => ("/problems/partition-not-here", S::NOT_FOUND,
                 "This process does not own the partition",

@@ -9,6 +9,7 @@ mod openapi;
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use waybill_api::form::Forms;
 use waybill_http::problem::{self, Kind, STYLE};
 
 /// The documentation that is served with the API.
@@ -25,8 +26,9 @@ impl Docs {
         script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-    /// Builds the documents of a server with authentication (`is_guarded`) or without.
-    pub fn new(is_guarded: bool) -> Self {
+    /// Builds the documents of a server with authentication (`is_guarded`) or without, and with
+    /// these forms.
+    pub fn new(is_guarded: bool, forms: &Forms) -> Self {
         let page = include_str!("docs/page.html")
             .replace("/*style*/", STYLE)
             .replace("/*script*/", include_str!("docs/page.js"));
@@ -35,7 +37,7 @@ impl Docs {
             .map(|kind| (kind.name(), problem::page(kind).into()))
             .collect();
         Self {
-            openapi: openapi::document(is_guarded).into(),
+            openapi: openapi::document(is_guarded, forms).into(),
             page: page.into(),
             problems,
         }
@@ -63,7 +65,7 @@ mod tests {
 
     #[test]
     fn pages_are_complete_and_load_nothing_from_elsewhere() {
-        let docs = Docs::new(true);
+        let docs = Docs::new(true, &Forms::default());
         let mut pages = vec![docs.page()];
         pages.extend(Kind::ALL.map(|kind| docs.problem(kind.name()).unwrap()));
         for page in pages {

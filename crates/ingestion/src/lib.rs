@@ -51,6 +51,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use waybill_api::form::Forms;
 use waybill_api::request::Rules;
 use waybill_api::tenant_limits::TenantLimits;
 use waybill_engine::Workflows;
@@ -108,6 +109,24 @@ pub struct Guards {
     pub low_disk: LowDisk,
 }
 
+/// What ingestion depends on.
+pub struct IngestionParts {
+    /// The state store.
+    pub store: Arc<dyn Store>,
+    /// How to reach the brokers.
+    pub kafka: KafkaSettings,
+    /// The names of the topics.
+    pub topics: Topics,
+    /// The partitions of the operation topics.
+    pub partition_map: PartitionMap,
+    /// The workflows that can be requested.
+    pub workflows: Arc<Workflows>,
+    /// The forms that the program has, including those of workflows that cannot be requested.
+    pub forms: Forms,
+    /// The checks before the API.
+    pub guards: Guards,
+}
+
 /// A running ingestion server.
 #[derive(Debug)]
 pub struct Ingestion {
@@ -133,34 +152,21 @@ impl Ingestion {
     /// If the address cannot be listened on, or the Kafka client cannot be created.
     pub fn start(
         config: IngestionSettings,
-        store: Arc<dyn Store>,
-        kafka: KafkaSettings,
-        topics: Topics,
-        partition_map: PartitionMap,
-        workflows: Arc<Workflows>,
-        guards: Guards,
+        parts: IngestionParts,
     ) -> BoxFuture<'static, Result<Self, StartError>> {
-        let started = Self::started(
-            config,
+        Box::pin(Self::started(config, parts))
+    }
+
+    async fn started(config: IngestionSettings, parts: IngestionParts) -> Result<Self, StartError> {
+        let IngestionParts {
             store,
             kafka,
             topics,
             partition_map,
             workflows,
+            forms,
             guards,
-        );
-        Box::pin(started)
-    }
-
-    async fn started(
-        config: IngestionSettings,
-        store: Arc<dyn Store>,
-        kafka: KafkaSettings,
-        topics: Topics,
-        partition_map: PartitionMap,
-        workflows: Arc<Workflows>,
-        guards: Guards,
-    ) -> Result<Self, StartError> {
+        } = parts;
         let listen = |source| StartError::Listen {
             address: config.listen,
             source,
@@ -188,7 +194,9 @@ impl Ingestion {
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
         let following = batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
-        let docs = Docs::new(guards.auth.authenticator().is_some());
+        // A workflow that is not configured has no routes, and no part of the description.
+        let served = forms.configured(&workflows);
+        let docs = Docs::new(guards.auth.authenticator().is_some(), &served);
         let api = Arc::new(Api {
             auth: guards.auth,
             hosts: guards.hosts,
@@ -197,13 +205,15 @@ impl Ingestion {
             lists: ListAdmission::new(config.lists_max),
             rules: Arc::new(Rules {
                 workflows,
+                forms,
                 json_depth_max: config.depth_max(),
                 reply_to_prefixes: config.reply_to_prefixes.clone(),
                 contacts: config.contacts.clone(),
                 tenant_limits: TenantLimits::new(&config.tenant_rates),
                 has_high_priority_topic: config.has_high_priority_topic,
             }),
-            measures: Arc::new(Measures::new()),
+            measures: Arc::new(Measures::new(&served)),
+            forms: served,
             docs,
             request_bytes_max: config.request_bytes_max,
             patience: Patience {

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram};
+use waybill_api::form::{Form, Forms};
 use waybill_http::RefusalMeter;
 use waybill_http::auth::DENIALS;
 use waybill_http::problem::{Kind, Problem};
@@ -105,10 +106,10 @@ pub const METRICS: &[&dyn Declared] = &[
 /// The label that a request is counted under.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RouteLabel {
-    /// `POST /api/deliveryrequests`.
-    CreateDelivery,
-    /// `GET /api/deliveryrequests/{id}`.
-    GetDelivery,
+    /// `POST` to the collection of a form.
+    CreateInForm(Form),
+    /// `GET` of a request in it.
+    GetInForm(Form),
     /// `POST /v1/operations`.
     CreateOperation,
     /// `GET /v1/operations/{id}`.
@@ -130,9 +131,8 @@ pub enum RouteLabel {
 }
 
 impl RouteLabel {
-    const ALL: [(Self, &'static str); 11] = [
-        (Self::CreateDelivery, "create-delivery"),
-        (Self::GetDelivery, "get-delivery"),
+    /// Those that do not depend on forms.
+    const FIXED: [(Self, &'static str); 9] = [
         (Self::CreateOperation, "create-operation"),
         (Self::GetOperation, "get-operation"),
         (Self::ListOperations, "list-operations"),
@@ -148,7 +148,8 @@ impl RouteLabel {
 /// Ingestion's metrics.
 #[derive(Debug)]
 pub struct Measures {
-    routes: [RouteMeasures; RouteLabel::ALL.len()],
+    /// Few enough that a search is cheaper than a hash.
+    routes: Vec<(RouteLabel, RouteMeasures)>,
     accepted: Counter,
     denials: [Counter; DENIALS.len()],
     limited: Counter,
@@ -164,13 +165,18 @@ struct RouteMeasures {
 }
 
 impl Measures {
-    /// Registers the metrics.
-    pub fn new() -> Self {
+    /// Registers the metrics of a server with these forms.
+    pub fn new(forms: &Forms) -> Self {
+        let fixed = RouteLabel::FIXED.map(|(label, route)| (label, RouteMeasures::new(route)));
+        let in_forms = forms.iter().flat_map(|form| {
+            let measures = |verb: &str| RouteMeasures::new(&format!("{verb}-{}", form.names.noun));
+            [
+                (RouteLabel::CreateInForm(form), measures("create")),
+                (RouteLabel::GetInForm(form), measures("get")),
+            ]
+        });
         Self {
-            routes: RouteLabel::ALL.map(|(_, route)| RouteMeasures {
-                answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| REQUESTS.of([route, status])),
-                duration: DURATION.of([route]),
-            }),
+            routes: in_forms.chain(fixed).collect(),
             accepted: ACCEPTED.of([]),
             denials: DENIALS.map(|reason| UNAUTHORIZED.of([reason])),
             limited: LIMITED.of([]),
@@ -180,7 +186,7 @@ impl Measures {
 
     /// Counts an answer, and how long it took since `began`.
     pub fn answered(&self, route: RouteLabel, status: StatusCode, began: Instant) {
-        let measures = &self.routes[route as usize];
+        let measures = self.of(route);
         measures.count(status);
         measures.duration.record(began.elapsed().as_secs_f64());
         if route != RouteLabel::Ask {
@@ -206,8 +212,17 @@ impl Measures {
             self.denied(problem);
             self.refusals.note(problem.kind);
         }
-        self.routes[RouteLabel::BatchLine as usize].count(status);
+        self.of(RouteLabel::BatchLine).count(status);
         self.count_accepted(status);
+    }
+
+    /// # Panics
+    ///
+    /// If the route is of a form that the server does not have.
+    fn of(&self, route: RouteLabel) -> &RouteMeasures {
+        let mut routes = self.routes.iter();
+        let found = routes.find(|(label, _)| *label == route);
+        &found.expect("each route of the server is registered").1
     }
 
     fn count_accepted(&self, status: StatusCode) {
@@ -218,6 +233,13 @@ impl Measures {
 }
 
 impl RouteMeasures {
+    fn new(route: &str) -> Self {
+        Self {
+            answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| REQUESTS.of([route, status])),
+            duration: DURATION.of([route]),
+        }
+    }
+
     fn count(&self, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100).saturating_sub(2);
         self.answers[class.min(3)].increment(1);
@@ -226,12 +248,19 @@ impl RouteMeasures {
 
 #[cfg(test)]
 mod tests {
+    use waybill_drone_delivery::DroneDelivery;
+
     use super::*;
 
     #[test]
-    fn labels_are_at_their_own_index() {
-        for (index, (label, _)) in RouteLabel::ALL.iter().enumerate() {
-            assert_eq!(*label as usize, index);
+    fn every_label_is_registered() {
+        let forms = Forms::new([&DroneDelivery as _]);
+        let measures = Measures::new(&forms);
+        let form = forms.of(DroneDelivery::WORKFLOW).unwrap();
+        let fixed = RouteLabel::FIXED.map(|(label, _)| label);
+        let in_form = [RouteLabel::CreateInForm(form), RouteLabel::GetInForm(form)];
+        for label in fixed.into_iter().chain(in_form) {
+            measures.of(label);
         }
     }
 }

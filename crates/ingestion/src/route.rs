@@ -1,6 +1,7 @@
 //! The routes of the API: their paths, and who may use them.
 
 use hyper::Method;
+use waybill_api::form::{Form, Forms};
 use waybill_api::verb::Verb;
 use waybill_engine::OperationId;
 use waybill_http::auth::Scope;
@@ -8,8 +9,6 @@ use waybill_http::auth::Scope;
 use super::measure::RouteLabel;
 use super::token::StatusToken;
 
-/// The path of deliveries.
-pub const DELIVERIES: &str = "/api/deliveryrequests";
 /// The path of operations.
 pub const OPERATIONS: &str = "/v1/operations";
 /// The path of batches.
@@ -23,6 +22,11 @@ pub const DOCS: &str = "/docs";
 /// The base path of the pages about problems.
 pub const PROBLEMS: &str = "/problems";
 
+/// The path of the operations that have requests in this form; `None` is the general form.
+pub fn base(form: Option<Form>) -> &'static str {
+    form.map_or(OPERATIONS, |form| form.names.collection)
+}
+
 /// The address of an operation's status.
 pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
     match token {
@@ -34,8 +38,10 @@ pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> Stri
 /// The resource that a path names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route<'a> {
-    Deliveries,
-    Delivery(&'a str),
+    /// The collection of the requests in a form of their own.
+    Requests(Form),
+    /// One of them.
+    Request(Form, &'a str),
     Operations,
     Operation(&'a str),
     Events(&'a str),
@@ -48,25 +54,29 @@ pub enum Route<'a> {
 }
 
 impl Route<'_> {
-    /// The route of a path.
-    pub fn of(path: &str) -> Route<'_> {
+    /// The route of a path. `forms` are those of the configured workflows.
+    pub fn of<'a>(path: &'a str, forms: &Forms) -> Route<'a> {
         let below = |base: &str| {
             path.strip_prefix(base)
                 .and_then(|rest| rest.strip_prefix('/'))
                 .filter(|id| !id.is_empty() && !id.contains('/'))
         };
         match path {
-            DELIVERIES => Route::Deliveries,
             OPERATIONS => Route::Operations,
             BATCH => Route::Batch,
             OPENAPI => Route::OpenApi,
             DOCS => Route::Docs,
             "/" => Route::Home,
             _ => None
-                .or_else(|| below(DELIVERIES).map(Route::Delivery))
                 .or_else(|| below(OPERATIONS).map(Route::Operation))
                 .or_else(|| events_of(path).map(Route::Events))
                 .or_else(|| below(PROBLEMS).map(Route::Problem))
+                .or_else(|| {
+                    forms.iter().find_map(|form| match form.names.collection {
+                        collection if collection == path => Some(Route::Requests(form)),
+                        collection => below(collection).map(|id| Route::Request(form, id)),
+                    })
+                })
                 .unwrap_or(Route::Nothing),
         }
     }
@@ -75,11 +85,11 @@ impl Route<'_> {
     pub fn scope(self, method: &Method) -> Option<Scope> {
         let is_get = method == Method::GET || method == Method::HEAD;
         match self {
-            Self::Deliveries | Self::Batch => Some(Scope::Submit),
-            Self::Operations | Self::Delivery(_) | Self::Operation(_) if is_get => {
+            Self::Requests(_) | Self::Batch => Some(Scope::Submit),
+            Self::Operations | Self::Request(..) | Self::Operation(_) if is_get => {
                 Some(Scope::Read)
             }
-            Self::Operations | Self::Delivery(_) => Some(Scope::Submit),
+            Self::Operations | Self::Request(..) => Some(Scope::Submit),
             Self::Operation(part) => match Verb::of_part(part) {
                 Some(Verb::Cancel) => Some(Scope::Submit),
                 Some(_) => Some(Scope::Repair),
@@ -95,11 +105,11 @@ impl Route<'_> {
     pub fn label(self, method: &Method) -> RouteLabel {
         let is_get = method == Method::GET || method == Method::HEAD;
         match self {
-            Self::Deliveries => RouteLabel::CreateDelivery,
+            Self::Requests(form) => RouteLabel::CreateInForm(form),
             Self::Operations if is_get => RouteLabel::ListOperations,
             Self::Operations => RouteLabel::CreateOperation,
-            Self::Delivery(_) | Self::Operation(_) if !is_get => RouteLabel::Ask,
-            Self::Delivery(_) => RouteLabel::GetDelivery,
+            Self::Request(..) | Self::Operation(_) if !is_get => RouteLabel::Ask,
+            Self::Request(form, _) => RouteLabel::GetInForm(form),
             Self::Operation(_) => RouteLabel::GetOperation,
             Self::Events(_) => RouteLabel::Events,
             Self::Batch => RouteLabel::Batch,
@@ -118,7 +128,13 @@ fn events_of(path: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use waybill_drone_delivery::DroneDelivery;
+
     use super::*;
+
+    fn forms() -> Forms {
+        Forms::new([&DroneDelivery as _])
+    }
 
     #[test]
     fn every_route_but_the_documents_needs_a_scope() {
@@ -151,15 +167,18 @@ mod tests {
             ("GET", "/nothing", None),
         ] {
             let method: Method = method.parse().unwrap();
-            assert_eq!(Route::of(path).scope(&method), scope, "{method} {path}");
+            let route = Route::of(path, &forms());
+            assert_eq!(route.scope(&method), scope, "{method} {path}");
         }
     }
 
     #[test]
     fn paths_are_distinguished() {
+        let forms = forms();
+        let form = forms.of(DroneDelivery::WORKFLOW).unwrap();
         let cases = [
-            ("/api/deliveryrequests", Route::Deliveries),
-            ("/api/deliveryrequests/a%2Fb", Route::Delivery("a%2Fb")),
+            ("/api/deliveryrequests", Route::Requests(form)),
+            ("/api/deliveryrequests/a%2Fb", Route::Request(form, "a%2Fb")),
             ("/api/deliveryrequests/", Route::Nothing),
             ("/api/deliveryrequests/a/b", Route::Nothing),
             ("/v1/operations", Route::Operations),
@@ -175,7 +194,10 @@ mod tests {
             ("*", Route::Nothing),
         ];
         for (path, route) in cases {
-            assert_eq!(Route::of(path), route, "{path}");
+            assert_eq!(Route::of(path, &forms), route, "{path}");
+        }
+        for path in ["/api/deliveryrequests", "/api/deliveryrequests/x"] {
+            assert_eq!(Route::of(path, &Forms::default()), Route::Nothing, "{path}");
         }
     }
 }

@@ -25,6 +25,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use waybill_api::form::{Form, Forms};
 use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use waybill_api::verb::Verb;
 use waybill_api::view::AcceptedView;
@@ -40,7 +41,7 @@ use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::docs::Docs;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
-use super::route::{DELIVERIES, DOCS, OPERATIONS, Route, location};
+use super::route::{DOCS, Route, base, location};
 use super::settings::REQUEST_BYTES;
 use super::spans;
 use super::status::{self, Query};
@@ -67,6 +68,8 @@ pub struct Api {
     pub lists: ListAdmission,
     /// The rules for requests.
     pub rules: Arc<Rules>,
+    /// The forms of the configured workflows. Each has its own routes.
+    pub forms: Forms,
     /// The metrics.
     pub measures: Arc<Measures>,
     /// The description of the API.
@@ -100,7 +103,7 @@ impl Service for Api {
                 .answered(RouteLabel::Other, reply.status(), began);
             return Ok(reply);
         }
-        let route = Route::of(request.uri().path());
+        let route = Route::of(request.uri().path(), &self.forms);
         let label = route.label(request.method());
         let span = spans::pattern(route).and_then(|it| spans::of_request(&mut request, it));
         let answered = AssertUnwindSafe(self.dispatch(RequestBody::of(request)))
@@ -130,7 +133,7 @@ impl Service for Api {
 impl Api {
     async fn dispatch(&self, request: Request<RequestBody>) -> Result<Reply, Problem> {
         let (head, body) = request.into_parts();
-        let route = Route::of(head.uri.path());
+        let route = Route::of(head.uri.path(), &self.forms);
         self.hosts.check(&head.method, &head.uri, &head.headers)?;
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
@@ -140,28 +143,28 @@ impl Api {
             None => Caller::ANYBODY,
         };
         match route {
-            Route::Deliveries if is_post => {
+            Route::Requests(form) if is_post => {
                 refuse_parameters(query, caller)?;
-                self.create(headers, body, Form::Delivery, caller).await
+                self.create(headers, body, Some(form), caller).await
             }
             Route::Operations if is_post => {
                 refuse_parameters(query, caller)?;
-                self.create(headers, body, Form::General, caller).await
+                self.create(headers, body, None, caller).await
             }
             Route::Batch if is_post => {
                 refuse_parameters(query, caller)?;
                 self.start_batch(headers, body, caller)
             }
-            Route::Delivery(id) if is_get => self.show(id, query, Form::Delivery, caller).await,
-            Route::Delivery(id) if head.method == Method::DELETE => {
-                self.cancel_delivery(id, query, headers, caller).await
+            Route::Request(form, id) if is_get => self.show(id, query, Some(form), caller).await,
+            Route::Request(form, id) if head.method == Method::DELETE => {
+                self.cancel_in_form(form, id, query, headers, caller).await
             }
-            Route::Delivery(id) if head.method == Method::PATCH => {
-                self.reschedule_delivery(id, query, headers, body, caller)
+            Route::Request(form, id) if head.method == Method::PATCH => {
+                self.reschedule(form, id, query, headers, body, caller)
                     .await
             }
             Route::Operations if is_get => self.list(query, caller).await,
-            Route::Operation(id) if is_get => self.show(id, query, Form::General, caller).await,
+            Route::Operation(id) if is_get => self.show(id, query, None, caller).await,
             Route::Operation(part) if is_post => self.ask(part, query, headers, body, caller).await,
             Route::Events(id) if head.method == Method::GET => {
                 self.events(id, query, headers, caller).await
@@ -173,9 +176,9 @@ impl Api {
             }
             Route::Home if is_get => Ok(redirect(DOCS)),
             Route::Nothing => Err(not_found()),
-            Route::Deliveries | Route::Batch => Err(Problem::method_not_allowed("POST")),
+            Route::Requests(_) | Route::Batch => Err(Problem::method_not_allowed("POST")),
             Route::Operations => Err(Problem::method_not_allowed("GET, HEAD, POST")),
-            Route::Delivery(_) => Err(Problem::method_not_allowed("GET, HEAD, DELETE, PATCH")),
+            Route::Request(..) => Err(Problem::method_not_allowed("GET, HEAD, DELETE, PATCH")),
             Route::Events(_) => Err(Problem::method_not_allowed("GET")),
             Route::Operation(part) if Verb::of_part(part).is_some() => {
                 Err(Problem::method_not_allowed("POST"))
@@ -192,7 +195,7 @@ impl Api {
         &self,
         headers: &HeaderMap,
         body: RequestBody,
-        form: Form,
+        form: Option<Form>,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         check_media_type(headers, JSON)?;
@@ -209,8 +212,8 @@ impl Api {
             .receive(body, self.request_bytes_max, caller, announced)
             .await?;
         let submission = match form {
-            Form::Delivery => request::delivery(&body, &envelope, &self.rules, wall_clock()),
-            Form::General => request::operation(&body, &envelope, &self.rules, wall_clock()),
+            Some(form) => request::in_form(form, &body, &envelope, &self.rules, wall_clock()),
+            None => request::operation(&body, &envelope, &self.rules, wall_clock()),
         }?;
         drop(body);
         self.rules.tenant_limits.take(&submission.record.tenant)?;
@@ -218,7 +221,7 @@ impl Api {
             Answer::Accepted(id, accepted) => Ok(created(
                 form,
                 &submission,
-                &location(form.base(), id, accepted.token()),
+                &location(base(form), id, accepted.token()),
             )),
             Answer::Repeated(row) => Ok(self.as_it_is(&row, form, caller)),
         }
@@ -228,7 +231,7 @@ impl Api {
         &self,
         id: &str,
         query: Option<&str>,
-        form: Form,
+        form: Option<Form>,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
@@ -238,13 +241,13 @@ impl Api {
             tenant: &parameters.tenant,
             tenants: &parameters.tenants,
             token: parameters.token,
-            wants_request: form == Form::Delivery,
+            wants_request: form.is_some(),
         };
         let found = status::find(&self.intake, query).await?;
         let workflows = &self.rules.workflows;
         let mut reply = match form {
-            Form::Delivery => json(StatusCode::OK, &found.delivery(workflows)?),
-            Form::General => json(StatusCode::OK, &found.operation(workflows)),
+            Some(form) => json(StatusCode::OK, &found.in_form(form, workflows)?),
+            None => json(StatusCode::OK, &found.operation(workflows)),
         };
         set_static(&mut reply, header::CACHE_CONTROL, "no-store");
         Ok(reply)
@@ -333,31 +336,13 @@ fn too_much_is_received() -> Problem {
     Problem::new(Kind::Overloaded, detail)
 }
 
-/// The form of a request and of its answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
-    /// A delivery.
-    Delivery,
-    /// An operation of any workflow.
-    General,
-}
-
-impl Form {
-    /// The base path of such operations.
-    pub const fn base(self) -> &'static str {
-        match self {
-            Self::Delivery => DELIVERIES,
-            Self::General => OPERATIONS,
-        }
-    }
-}
-
-fn created(form: Form, submission: &Submission, location: &str) -> Reply {
+/// The answer to a request in `form`; `None` is the general form.
+fn created(form: Option<Form>, submission: &Submission, location: &str) -> Reply {
     let record = &submission.record;
-    // A delivery's request shows the caller's id as `deliveryId`.
+    // A request in a form of its own shows the caller's id itself.
     let (request, caller_id) = match form {
-        Form::Delivery => (status::raw(&record.input), None),
-        Form::General => (None, record.caller_id.as_deref()),
+        Some(_) => (status::raw(&record.input), None),
+        None => (None, record.caller_id.as_deref()),
     };
     let view = AcceptedView {
         id: record.operation,

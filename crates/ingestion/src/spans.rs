@@ -7,7 +7,7 @@ use waybill_engine::{CreateRequest, Offset, PartitionId};
 use waybill_kafka::ProduceError;
 use waybill_telemetry::trace::{self, OpenSpan, SpanKind, names};
 
-use super::route::{DELIVERIES, OPERATIONS, Route};
+use super::route::{OPERATIONS, Route};
 
 const SCOPE: &str = "waybill.ingestion";
 
@@ -17,8 +17,8 @@ const SCOPE: &str = "waybill.ingestion";
 /// whole.
 pub fn pattern(route: Route<'_>) -> Option<&'static str> {
     match route {
-        Route::Deliveries => Some(DELIVERIES),
-        Route::Delivery(_) => Some("/api/deliveryrequests/{id}"),
+        Route::Requests(form) => Some(form.names.collection),
+        Route::Request(form, _) => Some(form.names.item),
         Route::Operations => Some(OPERATIONS),
         Route::Operation(_) => Some("/v1/operations/{id}"),
         Route::Events(_)

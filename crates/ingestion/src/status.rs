@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
+use waybill_api::form::Form;
 use waybill_api::id::{self, CallerId};
-use waybill_api::request::DRONE_DELIVERY;
 use waybill_api::view::OperationView;
 use waybill_engine::{
     CreateRequest, OperationId, OperationRow, PartitionId, Position, Priority, Workflows,
@@ -29,7 +29,7 @@ use super::dedup_cache::Accepted;
 use super::intake::Intake;
 use super::request_lookup::FoundRequest;
 use super::token::StatusToken;
-use super::view::{self, DeliveryView};
+use super::view::{self, RequestView};
 
 /// A status request.
 #[derive(Clone, Copy, Debug)]
@@ -269,19 +269,16 @@ impl Status {
         }
     }
 
-    /// Its view as a delivery, if it is one.
-    pub fn delivery(&self, workflows: &Workflows) -> Result<DeliveryView, Problem> {
+    /// Its view as a request in `form`, if it has that form.
+    pub fn in_form(&self, form: Form, workflows: &Workflows) -> Result<RequestView, Problem> {
+        let name = form.names.workflow;
         let mut operation = self.operation(workflows);
         if operation.workflow.is_none() {
-            // Only the position is known: the token of a delivery leads to a delivery.
-            let workflow = workflows.newest(DRONE_DELIVERY).map(AsRef::as_ref);
-            operation = operation.with_workflow(DRONE_DELIVERY.into(), workflow);
+            // Only the position is known: a token from the form's collection leads back to it.
+            let workflow = workflows.newest(name).map(AsRef::as_ref);
+            operation = operation.with_workflow(name.into(), workflow);
         }
-        if operation
-            .workflow
-            .as_ref()
-            .is_some_and(|name| &**name != DRONE_DELIVERY)
-        {
+        if operation.workflow.as_deref().is_some_and(|it| it != name) {
             return Err(unknown());
         }
         let request = match self {
@@ -289,11 +286,11 @@ impl Status {
             Self::Pending(pending) => pending.request.as_ref().and_then(|r| raw(&r.input)),
             Self::Rejected(_) => None,
         };
-        Ok(DeliveryView { operation, request })
+        Ok(RequestView { operation, request })
     }
 }
 
-/// The current request of a delivery; `None` if it was cancelled before it arrived.
+/// The current input of an operation; `None` if it was cancelled before it arrived.
 pub fn request_of(row: &OperationRow) -> Option<Box<RawValue>> {
     raw(row.input()).filter(|_| !row.state.tombstone)
 }

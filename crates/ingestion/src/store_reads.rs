@@ -76,7 +76,7 @@ impl StoreReads {
     /// The first offset that not all shards of the partition have durably consumed, according to
     /// their leases. The value may be a moment old.
     ///
-    /// Clients poll the status of a delivery, and on a cluster every read of a lease delays its
+    /// Clients poll the status of an operation, and on a cluster every read of a lease delays its
     /// renewals. So one request at a time reads the leases of a partition, and the result serves
     /// all requests shortly after. The offset only grows: an older value can make a request look
     /// pending, but never lost. (A repartition moves it back for the new shards.)

@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use utoipa::ToSchema;
 use waybill_api::verb::Verb;
 use waybill_api::view::{ErrorView, HistoryView, OperationView, StepView};
 use waybill_clock::time_text;
-use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
     Created, OperationError, OperationRow, OperationState, ProcessState, Workflows,
 };
@@ -22,16 +20,14 @@ use super::what_next::{self, WhatNext};
 
 pub use self::list::{item_of_row, unreadable_item};
 
-/// A delivery: an operation and its request.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Delivery)]
-pub struct DeliveryView {
-    /// The operation that performs the delivery.
+/// An operation and its request in a form of its own. The form has its schema.
+#[derive(Debug, Serialize)]
+pub struct RequestView {
+    /// The operation that performs the request.
     #[serde(flatten)]
     pub operation: OperationView,
     /// The request. It may be absent while `Pending`, if it cannot be read from its topic in time.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<DeliveryRequest>)]
     pub request: Option<Box<RawValue>>,
 }
 

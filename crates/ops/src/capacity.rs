@@ -44,7 +44,7 @@ const COSTS: Costs = Costs {
     database: 54.5,
 };
 
-/// Bytes of records and rows without an operation's input, measured with drone-delivery.
+/// Bytes of records and rows without an operation's input, measured with the built-in workflow.
 struct Sizes {
     request: f64,
     step_request: f64,

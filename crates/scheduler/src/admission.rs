@@ -5,18 +5,21 @@
 //! way.
 //!
 //! What must hold: every request that ingestion accepted passes here, even after a change of the
-//! configuration or long after it was accepted. So these checks depend on the record alone.
+//! configuration or long after it was accepted. So these checks depend on the record alone, and
+//! know every form of requests that the program has, also those of workflows that are not
+//! configured.
+//!
 //! Deliberately absent are the checks that depend on settings or on the time, which other parts
 //! make: whether the workflow is known and the deadline still ahead (the engine), where copies may
 //! go (`dispatcher`), and whom a contact reaches (the alerts' role).
 
 use serde_json::Value;
+use waybill_api::form::{Form, Forms};
 use waybill_api::id::{CallerId, is_ours};
-use waybill_api::request::{DRONE_DELIVERY, check_asked_by, named, record_hash};
-use waybill_drone_delivery::request as drone_delivery;
+use waybill_api::request::{check_asked_by, named, record_hash};
 use waybill_engine::{
     AmendRequest, Amendment, CreateRequest, INPUT_BYTES_MAX, IdOrigin, NAME_LENGTH_MAX,
-    OperationId, OperationRequest, RequestHash, Timestamp,
+    OperationId, OperationRequest, RequestHash,
 };
 use waybill_http::auth::check_tenant;
 use waybill_http::json;
@@ -41,10 +44,10 @@ pub(super) struct Refused(Vec<String>);
 /// # Errors
 ///
 /// If ingestion would have refused it, at any time and with any settings.
-pub(super) fn admit(request: OperationRequest) -> Result<OperationRequest, Refused> {
+pub(super) fn admit(request: OperationRequest, forms: &Forms) -> Result<OperationRequest, Refused> {
     let mut faults = Faults(Vec::new());
     let admitted = match request {
-        OperationRequest::Create(create) => OperationRequest::Create(faults.create(create)),
+        OperationRequest::Create(create) => OperationRequest::Create(faults.create(create, forms)),
         OperationRequest::Amend(amend) => {
             faults.amend(&amend);
             OperationRequest::Amend(amend)
@@ -68,7 +71,7 @@ impl Faults {
         }
     }
 
-    fn create(&mut self, mut create: CreateRequest) -> CreateRequest {
+    fn create(&mut self, mut create: CreateRequest, forms: &Forms) -> CreateRequest {
         self.check_id(
             create.operation,
             &create.tenant,
@@ -96,17 +99,18 @@ impl Faults {
             self.add("input", detail);
             return create;
         }
-        match json::parse(&create.input, json::DEPTH_LIMIT_MAX) {
-            Ok(input) if create.workflow == DRONE_DELIVERY => self.delivery(&mut create, &input),
-            Ok(input @ Value::Object(_)) => {
+        let form = forms.of(&create.workflow);
+        match (json::parse(&create.input, json::DEPTH_LIMIT_MAX), form) {
+            (Ok(input), Some(form)) => self.formed(&mut create, form, &input),
+            (Ok(input @ Value::Object(_)), None) => {
                 if create.verify_hash {
                     self.hashed(create.request_hash, record_hash(&create, &create.input));
                 } else if create.request_hash == NO_HASH {
                     create.request_hash = record_hash(&create, input.to_string().as_bytes());
                 }
             }
-            Ok(_) => self.add("input", "must be a JSON object"),
-            Err(error) => self.add("input", error),
+            (Ok(_), None) => self.add("input", "must be a JSON object"),
+            (Err(error), _) => self.add("input", error),
         }
         if create
             .deadline
@@ -117,26 +121,27 @@ impl Faults {
         create
     }
 
-    /// Replaces a delivery by its canonical form, with its id, as ingestion writes it.
-    fn delivery(&mut self, create: &mut CreateRequest, input: &Value) {
-        let delivery = match drone_delivery::validate(input) {
-            Ok(delivery) => delivery,
+    /// Replaces an input in a form of its own by its canonical JSON, with its id, as ingestion
+    /// writes it.
+    fn formed(&mut self, create: &mut CreateRequest, form: Form, input: &Value) {
+        let input = match form.rules.read(input) {
+            Ok(input) => input,
             Err(errors) => {
                 for error in errors {
-                    self.add(&format!("input{}", error.pointer), error.detail);
+                    self.add(&format!("input{}", error.place()), error.detail);
                 }
                 return;
             }
         };
-        if let Some(id) = &delivery.delivery_id
+        if let Some(id) = &input.id
             && !is_id_of(create, id)
         {
-            self.add("input/deliveryId", "differs from the id of the request");
+            let field = format!("input/{}", form.names.id_field);
+            self.add(&field, "differs from the id of the request");
         }
-        // A person who resubmits a delivery has accepted that its deadline has passed.
+        // A person who resubmits an operation has accepted that its deadline has passed.
         if create.deadline.is_none() && create.resubmission_of.is_none() {
-            let deadline = delivery.deadline;
-            create.deadline = deadline.map(|at| Timestamp(at.as_microsecond()));
+            create.deadline = input.deadline;
         }
         let given = create.request_hash;
         let hash = |input: &[u8]| match create.verify_hash || given == NO_HASH {
@@ -144,7 +149,7 @@ impl Faults {
             false => given,
         };
         let caller_id = create.caller_id.as_deref();
-        let (request_hash, input) = named(delivery, create.operation, caller_id, hash);
+        let (request_hash, input) = named(&input.json, create.operation, caller_id, hash);
         if create.verify_hash {
             self.hashed(given, request_hash);
         }

@@ -69,8 +69,9 @@ pub struct SchedulerConfig {
     /// the deadline index requests the decision again.
     #[serde(with = "DurationText")]
     pub supervisor_decision_timeout: Duration,
-    /// Whether the status topic gets a record for every step of every operation: a delivery then
-    /// has 18 records in total instead of 11. Callers' reply topics get them in any case.
+    /// Whether the status topic gets a record for every step of every operation: an operation of
+    /// five steps then has 18 records in total instead of 11. Callers' reply topics get them in any
+    /// case.
     pub publish_step_status: bool,
     /// Whether a partition without state in the store is started although its log was processed
     /// before: every request in the log then runs again.

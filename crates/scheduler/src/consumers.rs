@@ -16,6 +16,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use waybill_api::form::Forms;
 use waybill_engine::{ByPriority, Offset, PartitionId, Priority, ShardFilter, ShardId, Source};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
@@ -63,10 +64,11 @@ impl Consumers {
         kafka: &KafkaSettings,
         topics: &Topics,
         nonces: &Nonces,
+        forms: &Forms,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let framing = topics.framing().clone();
-        let decoder = |source| Decoder::new(source, framing.clone(), nonces.clone());
+        let decoder = |source| Decoder::new(source, framing.clone(), nonces.clone(), forms.clone());
         let start = |sources: &[Source], client_id: &str| {
             let of = |&source| (source, topics.of(source));
             let topics: Vec<_> = sources.iter().map(of).collect();

@@ -5,6 +5,7 @@
 //! the nonce of its request (`nonces`). A record of another partition becomes an event that
 //! reroutes it. A record whose schema is not known *yet* produces no event.
 
+use waybill_api::form::Forms;
 use waybill_engine::{
     Event, ForwardRecord, OperationId, OperationRequest, Priority, Recovery, ShardFilter, Source,
     StepReply, partition_for,
@@ -24,14 +25,16 @@ pub(super) struct Decoder {
     source: Source,
     framing: Framing,
     nonces: Nonces,
+    forms: Forms,
 }
 
 impl Decoder {
-    pub(super) fn new(source: Source, framing: Framing, nonces: Nonces) -> Self {
+    pub(super) fn new(source: Source, framing: Framing, nonces: Nonces, forms: Forms) -> Self {
         Self {
             source,
             framing,
             nonces,
+            forms,
         }
     }
 
@@ -115,7 +118,7 @@ impl Decoder {
             let cause = format!("the record's key is not the id of its operation, {operation}");
             return Ok(self.unreadable(record, filter, cause));
         }
-        let mut request = match admit(request) {
+        let mut request = match admit(request, &self.forms) {
             Ok(request) => request,
             Err(refused) => return Ok(self.unreadable(record, filter, refused.to_string())),
         };

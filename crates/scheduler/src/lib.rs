@@ -38,6 +38,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 use waybill_agent::http::NamedHandler;
 use waybill_agent::{DirectAgents, DirectConfig};
+use waybill_api::form::Forms;
 use waybill_clock::clocks;
 use waybill_engine::{EngineConfig, OwnerId, ShardId, Workflows};
 use waybill_kafka::KafkaSettings;
@@ -169,6 +170,8 @@ pub struct SchedulerParts {
     pub topics: Topics,
     /// The workflows that operations may run.
     pub workflows: Arc<Workflows>,
+    /// The forms that requests may have, including those of workflows that are not configured.
+    pub forms: Forms,
     /// The layout of shards in the store.
     pub layout: Layout,
     /// The reply key of the installation, which verifies replies.
@@ -206,6 +209,7 @@ impl Scheduler {
             kafka,
             topics,
             workflows,
+            forms,
             layout,
             reply_key,
             agents,
@@ -223,7 +227,7 @@ impl Scheduler {
                 Some(agents.context("cannot start the agents")?)
             }
         };
-        let consumers = Consumers::start(&kafka, &topics, &nonces, &sender)
+        let consumers = Consumers::start(&kafka, &topics, &nonces, &forms, &sender)
             .context("cannot start the scheduler's consumers")?;
         let written = layout.partitions_written();
         let dispatcher = Dispatcher::start(

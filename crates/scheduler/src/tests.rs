@@ -217,6 +217,7 @@ impl Fixture {
             kafka: KafkaSettings::new(cluster.bootstrap_servers()),
             topics: topics.clone(),
             workflows: Arc::new(Workflows::new(vec![workflow()]).unwrap()),
+            forms: Forms::default(),
             layout: Layout::first(PARTITIONS),
             reply_key: ReplyKey::new([1; ReplyKey::BYTES]),
             agents: Vec::new(),

@@ -8,7 +8,7 @@ use waybill_telemetry::Declared;
 
 /// The meaning of each label's values.
 const LABELS: [(&str, &str); 20] = [
-    ("agent", "the agent's name in workflows, such as `drone`"),
+    ("agent", "the agent's name in workflows, such as `payment`"),
     ("channel", "the channel to owners: `email` or `sms`"),
     (
         "client",
@@ -43,7 +43,7 @@ const LABELS: [(&str, &str); 20] = [
     ("receiver", "the receiver's name in the configuration"),
     (
         "route",
-        "the route of the API, such as `create-delivery`; lines of a batch are `batch-line`",
+        "the route of the API, such as `create-operation`; lines of a batch are `batch-line`",
     ),
     (
         "index_shard",

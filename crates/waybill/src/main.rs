@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Measured to be faster: a delivery makes many small allocations on many threads.
+/// Measured to be faster: an operation makes many small allocations on many threads.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

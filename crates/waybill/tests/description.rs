@@ -1,5 +1,5 @@
 //! The API against its own OpenAPI description: answers to generated requests must match the
-//! description.
+//! description, which is about the configured workflows alone.
 //!
 //! Schemathesis generates the requests (<https://schemathesis.readthedocs.io>). One of its checks
 //! is disabled: that every request that matches the description is accepted. A schema cannot
@@ -27,7 +27,14 @@ fn every_answer_matches_its_description() {
     for is_guarded in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let token = is_guarded.then(|| token(&directory));
-        let (_process, addresses) = up(&directory, is_guarded);
+        let auth = match is_guarded {
+            true => format!(
+                "auth: {{tokensFile: {}/tokens.yaml}}\n",
+                directory.path().display()
+            ),
+            false => String::new(),
+        };
+        let (_process, addresses) = up(&directory, &auth, &[]);
         let mut play = Command::new(&schemathesis);
         play.args([
             "run",
@@ -58,6 +65,44 @@ fn every_answer_matches_its_description() {
     }
 }
 
+#[tokio::test]
+async fn another_workflow_alone_is_described_without_the_built_in_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/order-fulfilment");
+    let files = [("agents", "agents.yaml"), ("workflows", "workflow.yaml")];
+    let files = files.map(|(of, file)| {
+        let file = example.join(file);
+        format!("{of}: {{builtIn: false, files: ['{}']}}\n", file.display())
+    });
+    let (_process, addresses) = up(&directory, &files.concat(), &["--no-services"]);
+    let get = async |listener: &str, path: &str| {
+        let url = format!("http://{}{path}", addresses[listener]);
+        let answer = reqwest::get(url).await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let has_none_of = |text: &str, words: &[&str], what: &str| {
+        let text = text.to_lowercase();
+        for word in words {
+            let found = text.find(word).map(|at| &text[..at + word.len()]);
+            let line = found.and_then(|text| text.lines().last());
+            assert_eq!(line, None, "{what}");
+        }
+    };
+    for path in ["/openapi.json", "/docs", "/problems/outcome-unknown"] {
+        let (status, text) = get("http", path).await;
+        assert_eq!(status, 200, "{path}");
+        has_none_of(&text, &["drone", "deliver"], path);
+    }
+    // Alerts are delivered, too.
+    let (_, metrics) = get("admin", "/metrics").await;
+    has_none_of(&metrics, &["drone", "-delivery"], "/metrics");
+    let of_no_form = get("http", "/api/deliveryrequests/order-1").await;
+    assert_eq!(of_no_form, get("http", "/api/no-such-path").await);
+    assert_eq!(of_no_form.0, 404);
+    let log = std::fs::read_to_string(directory.path().join("log")).unwrap();
+    has_none_of(&log, &["drone"], "the log");
+}
+
 /// A token for everything, in the program's tokens file.
 fn token(directory: &TempDir) -> String {
     let made = waybill()
@@ -70,21 +115,23 @@ fn token(directory: &TempDir) -> String {
     String::from_utf8(made.stderr).unwrap().trim().to_owned()
 }
 
-fn up(directory: &TempDir, is_guarded: bool) -> (Process, HashMap<String, SocketAddr>) {
+/// The program, with free ports and these further settings and arguments.
+fn up(
+    directory: &TempDir,
+    settings: &str,
+    arguments: &[&str],
+) -> (Process, HashMap<String, SocketAddr>) {
     let here = directory.path().display();
-    let auth = match is_guarded {
-        true => format!("auth: {{tokensFile: {here}/tokens.yaml}}\n"),
-        false => String::new(),
-    };
     let listen = ["http", "admin", "broker", "services"]
         .map(|listener| format!("{listener}: {{listen: '127.0.0.1:0'}}\n"))
         .concat();
-    let settings = format!("dataDir: {here}/data\n{listen}{auth}");
+    let settings = format!("dataDir: {here}/data\n{listen}{settings}");
     let file = directory.path().join("waybill.yaml");
     std::fs::write(&file, settings).unwrap();
     let mut command = waybill();
-    command.arg("up").arg("--config").arg(file);
-    Process::start(command, &["http"], &directory.path().join("log"))
+    command.arg("up").args(arguments).arg("--config").arg(file);
+    let log = directory.path().join("log");
+    Process::start(command, &["http", "admin"], &log)
 }
 
 fn waybill() -> Command {

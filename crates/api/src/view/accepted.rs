@@ -3,7 +3,6 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
-use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{OperationId, OperationRow};
 use waybill_http::problem::ProblemDetails;
 
@@ -19,15 +18,16 @@ pub struct AcceptedView<'a> {
     #[schema(example = "Pending")]
     pub state: &'static str,
     /// The workflow that the operation runs.
-    #[schema(example = "drone-delivery")]
+    #[schema(example = "order-fulfilment")]
     pub workflow: &'a str,
     /// For an operation: the caller's own id, if one was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "order-17")]
     pub caller_id: Option<&'a str>,
-    /// For a delivery: the request, with its `deliveryId`.
+    /// For a request in a form of its own: the request, with its id. Only servers with such a form
+    /// describe the field.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<DeliveryRequest>)]
+    #[schema(ignore)]
     pub request: Option<&'a RawValue>,
 }
 

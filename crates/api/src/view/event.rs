@@ -25,7 +25,7 @@ pub struct EventView<'a> {
     pub state: &'static str,
     /// The step, for events of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "drone")]
+    #[schema(example = "payment")]
     pub step: Option<&'a str>,
     /// The step's current or last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@ const TEXT_BYTES_MAX: usize = 512;
 pub struct FieldProblem {
     /// A JSON pointer (RFC 6901) to the field of the body; empty for the whole body.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "/packageInfo/size")]
+    #[schema(example = "/input/lines")]
     pub pointer: Option<String>,
     /// The name of the query parameter, instead of `pointer`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -24,7 +24,7 @@ pub struct FieldProblem {
     pub header: Option<Cow<'static, str>>,
     /// What was expected.
     #[serde(default)]
-    #[schema(required, example = "must be one of Small, Medium, Large")]
+    #[schema(required, example = "is required")]
     pub detail: String,
 }
 

@@ -1,10 +1,12 @@
 //! The OpenAPI document, built from the views' schemas and the routes' constants.
 
 mod examples;
+mod forms;
 mod ops;
 mod security;
 
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
@@ -13,44 +15,35 @@ use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
 use utoipa::openapi::schema::{
     AdditionalProperties, AnyOfBuilder, KnownFormat, SchemaFormat, SchemaType, Type,
 };
-use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::tag::{Tag, TagBuilder};
 use utoipa::openapi::{
     ArrayBuilder, ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, Object,
     ObjectBuilder, OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder,
     Schema,
 };
-use utoipa::{PartialSchema as _, ToSchema};
+use waybill_api::form::{EXAMPLE_ID, Form, FormDescription, Forms};
 use waybill_api::id::CALLER_ID_CHARS_MAX;
 use waybill_api::view::{AcceptedView, BatchLine, OperationIdsView, OperationView};
-use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{Contact, Priority};
 use waybill_http::auth::{Denied, Scope};
 use waybill_http::media_type::{JSON, NDJSON};
 use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem, ProblemDetails};
 
 use self::examples::{
-    ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
-    operation_example, operation_view_example, with,
+    WORKFLOW, accepted_example, location, ndjson, operation_example, operation_view_example, with,
 };
-use crate::route::{BATCH, DELIVERIES, DOCS, OPENAPI, OPERATIONS, PROBLEMS};
-use crate::view::DeliveryView;
+use crate::route::{BATCH, DOCS, OPENAPI, OPERATIONS, PROBLEMS};
 
-/// The document, as JSON, of a server with authentication (`is_guarded`) or without.
-pub fn document(is_guarded: bool) -> String {
-    let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
-    let deliveries = post("createDelivery", "Create a delivery", "Deliveries")
-        .description(Some(format!("{CREATING}\n\n{DELIVERY_DEADLINE}")))
-        .parameter(idempotency_key())
-        .request_body(Some(body(
-            JSON,
-            Ref::from_schema_name(NEW_DELIVERY),
-            delivery_example(),
-        )))
-        .response(
-            "202",
-            accepted_response(with(accepted.clone(), "request", named_delivery())),
-        )
-        .response("200", repeated::<DeliveryView>(delivery_view_example()));
+/// A form with its description.
+type Described = (Form, FormDescription);
+
+/// The document, as JSON, of a server with authentication (`is_guarded`) or without, and with these
+/// forms.
+pub fn document(is_guarded: bool, forms: &Forms) -> String {
+    let described: Vec<Described> = forms
+        .iter()
+        .map(|form| (form, form.rules.description()))
+        .collect();
     let operations = post(
         "createOperation",
         "Create an operation of any workflow",
@@ -58,12 +51,23 @@ pub fn document(is_guarded: bool) -> String {
     )
     .description(Some(CREATING))
     .parameter(idempotency_key())
-    .request_body(Some(body(JSON, operation_reference(), operation_example())))
+    .request_body(Some(body(
+        JSON,
+        operation_reference(),
+        operation_example(&described),
+    )))
     .response(
         "202",
-        accepted_response(with(accepted, "callerId", json!("order-17"))),
+        accepted_response(with(
+            accepted_example(WORKFLOW),
+            "callerId",
+            json!("order-17"),
+        )),
     )
-    .response("200", repeated::<OperationView>(operation_view_example()));
+    .response(
+        "200",
+        repeated(reference::<OperationView>(), operation_view_example()),
+    );
     let batch = post(
         "createOperations",
         "Create many operations in one request",
@@ -79,7 +83,7 @@ pub fn document(is_guarded: bool) -> String {
     .request_body(Some(body(
         NDJSON,
         operation_reference(),
-        ndjson(&operation_example()),
+        ndjson(&operation_example(&described)),
     )))
     .response(
         "200",
@@ -89,27 +93,21 @@ pub fn document(is_guarded: bool) -> String {
                 NDJSON,
                 content(
                     reference::<BatchLine<'_>>(),
-                    ndjson(&json!({"status": 202, "id": ID, "location": location(OPERATIONS), "line": 1})),
+                    ndjson(&json!({"status": 202, "id": EXAMPLE_ID, "location": location(OPERATIONS), "line": 1})),
                 ),
             ),
     );
-    let paths = ops::add_paths(PathsBuilder::new())
-        .path(DELIVERIES, only(HttpMethod::Post, creating(deliveries)))
-        .path(
-            format!("{DELIVERIES}/{{id}}"),
-            only(
-                HttpMethod::Get,
-                getting("getDelivery", "Get a delivery", "Deliveries")
-                    .response("200", found::<DeliveryView>(delivery_view_example())),
-            ),
-        )
+    let paths = described.iter().fold(PathsBuilder::new(), forms::add_paths);
+    let paths = ops::add_paths(paths)
         .path(OPERATIONS, only(HttpMethod::Post, creating(operations)))
         .path(
             format!("{OPERATIONS}/{{id}}"),
             only(
                 HttpMethod::Get,
-                getting("getOperation", "Get an operation", "Operations")
-                    .response("200", found::<OperationView>(operation_view_example())),
+                getting("getOperation", "Get an operation", "Operations").response(
+                    "200",
+                    found(reference::<OperationView>(), operation_view_example()),
+                ),
             ),
         )
         .path(
@@ -144,16 +142,17 @@ pub fn document(is_guarded: bool) -> String {
                 ),
             ),
         );
-    let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
+    let mut schemas = vec![(
+        "OperationRequest".to_owned(),
+        operation_request(&described).into(),
+    )];
     add_schema::<AcceptedView<'_>>(&mut schemas);
-    add_schema::<DeliveryView>(&mut schemas);
     add_schema::<OperationIdsView<'_>>(&mut schemas);
     add_schema::<OperationView>(&mut schemas);
     add_schema::<BatchLine<'_>>(&mut schemas);
-    add_schema::<DeliveryRequest>(&mut schemas);
-    schemas.push((NEW_DELIVERY.to_owned(), new_delivery()));
     add_schema::<ProblemDetails<'_>>(&mut schemas);
     ops::add_schemas(&mut schemas);
+    forms::add_schemas(&mut schemas, &described);
     let components = ComponentsBuilder::new().schemas_from_iter(schemas);
     let mut document = OpenApiBuilder::new()
         .info(
@@ -163,34 +162,34 @@ pub fn document(is_guarded: bool) -> String {
                 .description(Some(INTRODUCTION))
                 .license(Some(LicenseBuilder::new().name("Apache-2.0").build())),
         )
-        .tags(Some([
-            TagBuilder::new()
-                .name("Deliveries")
-                .description(Some("Deliveries by drone."))
-                .build(),
-            TagBuilder::new()
-                .name("Operations")
-                .description(Some("Runs of any workflow."))
-                .build(),
-            TagBuilder::new()
-                .name(ops::OPERATORS)
-                .description(Some(ops::OPERATORS_ABOUT))
-                .build(),
-            TagBuilder::new()
-                .name("About")
-                .description(Some("The API itself."))
-                .build(),
-        ]))
+        .tags(Some(tags(&described)))
         .paths(paths)
         .components(Some(components.build()))
         .build();
     match is_guarded {
-        true => security::secure(&mut document),
+        true => security::secure(&mut document, forms),
         false => security::stay_local(&mut document),
     }
     document
         .to_json()
         .expect("a document of strings and numbers serializes")
+}
+
+fn tags(described: &[Described]) -> Vec<Tag> {
+    let of_forms = described.iter().map(|(_, form)| (form.tag, form.about));
+    let others = [
+        ("Operations", "Runs of any workflow."),
+        (ops::OPERATORS, ops::OPERATORS_ABOUT),
+        ("About", "The API itself."),
+    ];
+    let tags = of_forms.chain(others);
+    tags.map(|(name, about)| {
+        TagBuilder::new()
+            .name(name)
+            .description(Some(about))
+            .build()
+    })
+    .collect()
 }
 
 const HTML: &str = "text/html";
@@ -208,10 +207,8 @@ const CREATING: &str = "The server answers once the request is durable. With an 
                         operation, and a different request with that id is refused with 409. \
                         Without an id, a 504 response contains the id to repeat the request with.";
 
-const DELIVERY_DEADLINE: &str = "The `deadline` is the time promised to the customer, by which \
-                                 the operation should be final. A past deadline is refused with \
-                                 422, and so is a pickup after the deadline. A repeat is accepted \
-                                 even if its deadline has passed since.";
+const GETTING: &str = "Use the operation's id or the caller's own id. With the `at` of a Location, \
+                       a request that no scheduler has read yet is `Pending`, never unknown.";
 
 /// The refusals of a new operation.
 const CREATE_REFUSALS: [Kind; 11] = [
@@ -263,14 +260,11 @@ fn getting(id: &str, summary: &str, tag: &str) -> OperationBuilder {
         .operation_id(Some(id))
         .summary(Some(summary))
         .tag(tag)
-        .description(Some(
-            "Use the operation's id or the caller's own id. With the `at` of a Location, a \
-             request that no scheduler has read yet is `Pending`, never unknown.",
-        ))
+        .description(Some(GETTING))
         .parameter(in_path(
             "id",
             "The operation's id, or the caller's own.",
-            json!(ID),
+            json!(EXAMPLE_ID),
         ))
         .parameter(at())
         .parameter(tenant());
@@ -303,11 +297,11 @@ fn refusing(operation: OperationBuilder, kinds: &[Kind]) -> OperationBuilder {
 fn refusal(kind: Kind) -> Response {
     let example = match kind {
         Kind::InvalidValues => Problem::invalid(vec![FieldProblem::new(
-            "/packageInfo/size",
-            "must be one of Small, Medium, Large, not \"Huge\"",
+            "/priority",
+            "must be normal or high, not \"urgent\"",
         )]),
         Kind::MalformedJson => Problem::new(kind, "Line 3, column 12: expected value."),
-        Kind::OutcomeUnknown => Problem::new(kind, kind.advice()).with_id(ID),
+        Kind::OutcomeUnknown => Problem::new(kind, kind.advice()).with_id(EXAMPLE_ID),
         Kind::Unauthenticated => Denied::NoToken.into(),
         Kind::InsufficientScope => Denied::Scope(Scope::Submit).into(),
         _ => Problem::new(kind, kind.advice()),
@@ -341,29 +335,29 @@ fn accepted_response(example: Value) -> Response {
         .build()
 }
 
-fn repeated<T: ToSchema>(example: Value) -> Response {
+fn repeated(operation: Ref, example: Value) -> Response {
     ResponseBuilder::new()
         .description(
             "A repeat: the operation that the first request created, or only its ids for callers \
              without the scope `read`.",
         )
         .header("Location", location_header())
-        .content(JSON, content(operation_or_ids::<T>(), example))
+        .content(JSON, content(operation_or_ids(operation), example))
         .build()
 }
 
 /// The operation, or only its IDs.
-fn operation_or_ids<T: ToSchema>() -> RefOr<Schema> {
+fn operation_or_ids(operation: Ref) -> RefOr<Schema> {
     let either = AnyOfBuilder::new()
-        .item(reference::<T>())
+        .item(operation)
         .item(reference::<OperationIdsView<'_>>());
     RefOr::T(Schema::AnyOf(either.build()))
 }
 
-fn found<T: ToSchema>(example: Value) -> Response {
+fn found(operation: Ref, example: Value) -> Response {
     ResponseBuilder::new()
         .description("The current state.")
-        .content(JSON, content(reference::<T>(), example))
+        .content(JSON, content(operation, example))
         .build()
 }
 
@@ -447,57 +441,66 @@ fn text() -> ObjectBuilder {
 }
 
 /// The general form of a request, which has no type of its own: it is read field by field.
-fn operation_request() -> Object {
-    let described = |description: &str| text().description(Some(description));
+fn operation_request(described: &[Described]) -> Object {
+    let described_as = |description: &str| text().description(Some(description));
+    let of_forms = |sentence: fn(&str, &FormDescription) -> String| -> String {
+        let forms = described.iter();
+        let sentences = forms.map(|(form, about)| sentence(form.names.workflow, about));
+        sentences.collect()
+    };
+    let input = of_forms(|workflow, form| format!("; {} for {workflow}", form.general_input));
+    let deadline =
+        of_forms(|workflow, form| format!(" For {workflow}, {}.", form.general_deadline));
+    let priority =
+        of_forms(|workflow, form| format!("; for {workflow} it is {}", form.general_priority));
     let object = ObjectBuilder::new()
         .description(Some("A request for an operation of any workflow."))
         .property(
             "workflow",
-            described("The workflow to run.").examples([json!("order")]),
+            described_as("The workflow to run.").examples([json!(WORKFLOW)]),
         )
         .required("workflow")
         .property(
             "id",
-            described("The caller's own id, of visible characters. It makes repeating the request \
-                       safe.")
-                .max_length(Some(256)),
+            described_as(
+                "The caller's own id, of visible characters. It makes repeating the request safe.",
+            )
+            .max_length(Some(256)),
         )
         .property(
             "input",
             ObjectBuilder::new()
-                .description(Some(
-                    "The input of the workflow; a DeliveryRequest for drone-delivery.",
-                ))
+                .description(Some(format!("The input of the workflow{input}.")))
                 .additional_properties(Some(AdditionalProperties::FreeForm(true))),
         )
         .required("input")
         .property(
             "deadline",
-            described(
-                "The time by which the operation should be final: an ISO 8601 date and time in \
-                 the future. For drone-delivery, it defaults to the deadline in the input, which \
-                 must also be in the future.",
-            )
-            .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
+            text()
+                .description(Some(format!(
+                    "The time by which the operation should be final: an ISO 8601 date and time \
+                     in the future.{deadline}"
+                )))
+                .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
         )
         .property(
             "priority",
             ObjectBuilder::new()
                 .schema_type(SchemaType::Type(Type::String))
                 .enum_values(Some(Priority::ALL.map(Priority::name)))
-                .description(Some(
-                    "Schedulers admit requests of priority `high` ahead of waiting `normal` ones. The default is `normal`; for \
-                     drone-delivery it is `high` if the input's `expedited` is true.",
-                )),
+                .description(Some(format!(
+                    "Schedulers admit requests of priority `high` ahead of waiting `normal` ones. \
+                     The default is `normal`{priority}."
+                ))),
         )
         .property(
             "tenant",
-            described("The tenant of the operation. Tenants do not share ids.")
+            described_as("The tenant of the operation. Tenants do not share ids.")
                 .max_length(Some(256)),
         )
         .property(
             "replyTo",
-            described("A topic for the operation's status records, if this server allows it.")
+            described_as("A topic for the operation's status records, if this server allows it.")
                 .max_length(Some(249)),
         )
         .property("notify", notify());
@@ -519,20 +522,6 @@ fn null_is_absent(object: ObjectBuilder) -> Object {
         }
     }
     object
-}
-
-/// The name of the schema of a delivery request.
-const NEW_DELIVERY: &str = "NewDelivery";
-
-/// A delivery request, with the fields that may accompany it.
-fn new_delivery() -> RefOr<Schema> {
-    let mut schema = DeliveryRequest::schema();
-    if let RefOr::T(Schema::Object(delivery)) = &mut schema {
-        let properties = &mut delivery.properties;
-        let with_notify = null_is_absent(ObjectBuilder::new().property("notify", notify()));
-        properties.extend(with_notify.properties);
-    }
-    schema
 }
 
 /// The contacts to notify.

@@ -5,14 +5,20 @@ use hyper::header::HeaderValue;
 use serde_json::json;
 use uuid::Uuid;
 use waybill_api::id::fresh;
-use waybill_api::request::{Envelope, Rules, delivery, operation, resubmission};
+use waybill_api::request::{Envelope, Rules, in_form, operation, resubmission};
 use waybill_api::tenant_limits::TenantLimits;
 use waybill_contacts::ContactRules;
-use waybill_engine::{Contact, Workflow, WorkflowDefinition, Workflows};
+use waybill_drone_delivery::DroneDelivery;
+use waybill_engine::{Contact, Timestamp, Workflow, WorkflowDefinition, Workflows};
 
 use super::*;
 
+const DRONE_DELIVERY: &str = DroneDelivery::WORKFLOW;
 const NOW: Timestamp = Timestamp(1_000_000);
+
+fn forms() -> Forms {
+    Forms::new([&DroneDelivery as _])
+}
 
 fn rules() -> Rules {
     let workflow = |name: &str| -> Workflow {
@@ -28,6 +34,7 @@ fn rules() -> Rules {
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),
+        forms: forms(),
         json_depth_max: json::DEPTH_LIMIT_MAX,
         reply_to_prefixes: vec!["replies.".into()],
         contacts: ContactRules {
@@ -54,8 +61,16 @@ fn accepted(body: &Value, envelope: &Envelope) -> CreateRequest {
         .record
 }
 
+/// The request that ingestion makes of a delivery.
+fn accepted_delivery(body: &Value, envelope: &Envelope) -> CreateRequest {
+    let form = forms().of(DRONE_DELIVERY).unwrap();
+    in_form(form, body.to_string().as_bytes(), envelope, &rules(), NOW)
+        .unwrap()
+        .record
+}
+
 fn admitted(create: CreateRequest) -> Result<CreateRequest, Vec<String>> {
-    match admit(OperationRequest::Create(create)) {
+    match admit(OperationRequest::Create(create), &forms()) {
         Ok(OperationRequest::Create(create)) => Ok(create),
         Ok(OperationRequest::Amend(amend)) => panic!("{amend:?} is no create"),
         Err(Refused(faults)) => Err(faults),
@@ -72,7 +87,7 @@ fn resubmitted(create: CreateRequest) -> CreateRequest {
         resubmission_of: Some(create.operation),
         ..create
     };
-    resubmission(again).unwrap()
+    resubmission(again, &forms()).unwrap()
 }
 
 /// A request of a workflow without its own rules, as an external client may write it.
@@ -102,11 +117,7 @@ fn requests_that_ingestion_accepts_pass_unchanged() {
     headers.insert("idempotency-key", HeaderValue::from_static("\"k-1\""));
     let keyed = Envelope::of(&headers);
     let ours = fresh("acme").to_string();
-    let delivery_of = |body: Value, envelope: &Envelope| {
-        delivery(body.to_string().as_bytes(), envelope, &rules(), NOW)
-            .unwrap()
-            .record
-    };
+    let delivery_of = |body: Value, envelope: &Envelope| accepted_delivery(&body, envelope);
     let mut named = delivery_body();
     named["deliveryId"] = "d-1".into();
     let order = |id: Option<&str>| {
@@ -305,7 +316,7 @@ fn a_refusal_is_short_and_contains_no_contact() {
         notify: vec![Contact::new("mailto:anna@example.org")],
         ..written(&Value::Object(unknown).to_string())
     };
-    let refused = admit(OperationRequest::Create(create))
+    let refused = admit(OperationRequest::Create(create), &forms())
         .unwrap_err()
         .to_string();
     assert!(refused.len() < (FAULTS_MAX + 1) * FAULT_BYTES_MAX);
@@ -328,7 +339,7 @@ fn an_amendment_must_name_its_operation_and_change_fields() {
             asked_by: String::new(),
             requested_at: NOW,
         };
-        admit(OperationRequest::Amend(request)).map(drop)
+        admit(OperationRequest::Amend(request), &forms()).map(drop)
     };
     assert_eq!(amend("acme", "{}"), Ok(()));
     assert!(amend("other", "{}").is_err());
@@ -350,7 +361,7 @@ fn the_requester_of_an_amendment_has_a_name_of_visible_characters() {
             asked_by: asked_by.to_owned(),
             requested_at: NOW,
         };
-        admit(OperationRequest::Amend(request)).map(drop)
+        admit(OperationRequest::Amend(request), &forms()).map(drop)
     };
     assert_eq!(amend(""), Ok(()));
     assert_eq!(amend("Kim Ødegård"), Ok(()));
@@ -370,16 +381,7 @@ fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
         "deadline": "2030-05-08T22:00:00Z", "replyTo": "replies.acme",
         "notify": ["mailto:anna@example.org"],
     });
-    let delivered = |body: &Value| {
-        delivery(
-            body.to_string().as_bytes(),
-            &Envelope::default(),
-            &rules(),
-            NOW,
-        )
-        .unwrap()
-        .record
-    };
+    let delivered = |body: &Value| accepted_delivery(body, &Envelope::default());
     let order = accepted(&body, &Envelope::default());
     body["id"] = "order-17".into();
     let named_order = accepted(&body, &Envelope::default());

@@ -68,7 +68,12 @@ fn events_of(replies: &[StepReply], shards_per_partition: u32) -> Vec<Vec<Event>
     };
     let of_shard = |shard| ShardFilter::new(scheme, shard, ShardHandover::default());
     let filters: Vec<ShardFilter> = scheme.all().map(of_shard).collect();
-    let decoder = Decoder::new(Source::Replies, Framing::single_object(), nonces());
+    let decoder = Decoder::new(
+        Source::Replies,
+        Framing::single_object(),
+        nonces(),
+        Forms::default(),
+    );
     let kafka = KafkaSettings::new(cluster.bootstrap_servers());
     let consumer = PartitionConsumer::new(&kafka, &ConsumerOptions::new("test")).unwrap();
     consumer.add(&[(TOPIC, PartitionId(0), Offset(0))]).unwrap();

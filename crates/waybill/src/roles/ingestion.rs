@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::Context as _;
 use waybill_http::{Tls, reread};
-use waybill_ingestion::{Guards, Ingestion};
+use waybill_ingestion::{Guards, Ingestion, IngestionParts};
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
@@ -28,16 +28,19 @@ pub(super) async fn start(
     let tls = Tls::load("http.tls", &config.http.tls)?;
     let mut ingestion = Ingestion::start(
         config.http.settings(config.alerts.owners.contact_rules()),
-        dependencies.store.clone(),
-        dependencies.kafka.clone(),
-        dependencies.topics.clone(),
-        dependencies.partition_map.clone(),
-        dependencies.workflows.clone(),
-        Guards {
-            auth: admin.auth().clone(),
-            hosts: admin.auth().hosts(&config.http.hosts, &tls),
-            tls: tls.clone(),
-            low_disk: dependencies.low_disk.clone(),
+        IngestionParts {
+            store: dependencies.store.clone(),
+            kafka: dependencies.kafka.clone(),
+            topics: dependencies.topics.clone(),
+            partition_map: dependencies.partition_map.clone(),
+            workflows: dependencies.workflows.clone(),
+            forms: super::forms(),
+            guards: Guards {
+                auth: admin.auth().clone(),
+                hosts: admin.auth().hosts(&config.http.hosts, &tls),
+                tls: tls.clone(),
+                low_disk: dependencies.low_disk.clone(),
+            },
         },
     )
     .await?;

@@ -23,8 +23,10 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
 use waybill_agent::AgentTransport;
+use waybill_api::form::Forms;
 use waybill_config::Environment;
 use waybill_disk::is_created;
+use waybill_drone_delivery::DroneDelivery;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
@@ -141,6 +143,11 @@ fn prepare_data_dir(role: Role, config: &Config) -> anyhow::Result<()> {
         preparation::prepare(&config.data_dir).context("dataDir (--data-dir)")?;
     }
     Ok(())
+}
+
+/// The forms of requests that this program has.
+fn forms() -> Forms {
+    Forms::new([&DroneDelivery as _])
 }
 
 /// Shared parts of ingestion, scheduler and supervisor.

@@ -29,6 +29,7 @@ pub(super) async fn start(
         kafka: dependencies.kafka.clone(),
         topics: dependencies.topics.clone(),
         workflows: dependencies.workflows.clone(),
+        forms: super::forms(),
         layout,
         reply_key: reply_key(&*dependencies.store).await?,
         agents,

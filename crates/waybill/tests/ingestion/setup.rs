@@ -16,13 +16,15 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
+use waybill_api::form::Forms;
 use waybill_broker::{Broker, BrokerSettings};
+use waybill_drone_delivery::DroneDelivery;
 use waybill_engine::{
     ByPriority, CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId,
     PartitionId, Position, Priority, ProcessState, Recovery, ShardId, Stamp, Timestamp, Workflow,
     WorkflowDefinition, Workflows, partition_for,
 };
-use waybill_ingestion::{Guards, Ingestion, IngestionSettings};
+use waybill_ingestion::{Guards, Ingestion, IngestionParts, IngestionSettings};
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
 use waybill_store::{
@@ -119,17 +121,16 @@ impl<C> Setup<C> {
             ..IngestionSettings::default()
         };
         change(&mut config);
-        let ingestion = Ingestion::start(
-            config,
-            Arc::clone(&store) as Arc<dyn Store>,
-            kafka.clone(),
-            topics.clone(),
-            PartitionMap::fixed(PARTITIONS),
-            workflows(),
+        let parts = IngestionParts {
+            store: Arc::clone(&store) as Arc<dyn Store>,
+            kafka: kafka.clone(),
+            topics: topics.clone(),
+            partition_map: PartitionMap::fixed(PARTITIONS),
+            workflows: workflows(),
+            forms: Forms::new([&DroneDelivery as _]),
             guards,
-        )
-        .await
-        .unwrap();
+        };
+        let ingestion = Ingestion::start(config, parts).await.unwrap();
         let http = Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .build()

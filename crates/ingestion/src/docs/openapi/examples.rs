@@ -1,60 +1,65 @@
-//! The examples of the document: one delivery, from its request to its status.
+//! The examples of the document: one order, from its request to its status.
 
 use serde_json::{Value, json};
+use waybill_api::form::{EXAMPLE_ID, Form, FormDescription};
 
-/// The id of the example.
-pub(super) const ID: &str = "0192f0c1-2345-7abc-8def-0123456789ab";
+use super::Described;
 
-/// The address of its status.
+/// The workflow of the example.
+pub(super) const WORKFLOW: &str = "order-fulfilment";
+
+/// The address of the example's status.
 pub(super) fn location(base: &str) -> String {
-    format!("{base}/{ID}?at=3-1234-5f2b9c01")
+    format!("{base}/{EXAMPLE_ID}?at=3-1234-5f2b9c01")
 }
 
-/// A request for a delivery.
-pub(super) fn delivery_example() -> Value {
+/// A request in the general form, which the server can accept if a workflow has a form of its own.
+pub(super) fn operation_example(described: &[Described]) -> Value {
+    match described {
+        [] => order_example(),
+        [(form, about), ..] => json!({
+            "workflow": form.names.workflow,
+            "id": "order-17",
+            "input": about.request_example,
+        }),
+    }
+}
+
+fn order_example() -> Value {
     json!({
-        "ownerId": "myowner",
-        "pickupLocation": "my pickup",
-        "dropOffLocation": "drop off",
-        "pickupTime": "2030-05-08T20:00:00Z",
-        "deadline": "2030-05-08T22:00:00Z",
-        "expedited": true,
-        "confirmationRequired": "None",
-        "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
-    })
-}
-
-/// The delivery as an answer shows it, with its id.
-pub(super) fn named_delivery() -> Value {
-    with(delivery_example(), "deliveryId", json!(ID))
-}
-
-/// A request for an operation.
-pub(super) fn operation_example() -> Value {
-    json!({
-        "workflow": "drone-delivery",
+        "workflow": WORKFLOW,
         "id": "order-17",
-        "input": delivery_example(),
+        "input": {
+            "orderId": "order-17",
+            "customer": "ada@example.org",
+            "lines": [{"article": "lamp", "quantity": 2, "price": 20, "weight": 1.2}],
+            "payment": {"card": "4111111111111111"},
+        },
     })
+}
+
+/// The answer to a request that was accepted.
+pub(super) fn accepted_example(workflow: &str) -> Value {
+    json!({"id": EXAMPLE_ID, "state": "Pending", "workflow": workflow})
 }
 
 /// An operation's status while a step waits for its next attempt.
 pub(super) fn operation_view_example() -> Value {
     json!({
-        "id": ID,
-        "workflow": "drone-delivery",
+        "id": EXAMPLE_ID,
+        "workflow": WORKFLOW,
         "callerId": "order-17",
         "state": "Processing",
         "steps": [
-            {"name": "account", "state": "Completed", "attempt": 1, "action": "Run",
+            {"name": "stock", "state": "Completed", "attempt": 1, "action": "Run",
              "changedAt": "2030-05-08T20:00:00.134567Z"},
-            {"name": "package", "state": "Failed", "attempt": 2, "action": "Run",
+            {"name": "payment", "state": "Failed", "attempt": 2, "action": "Run",
              "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
              "changedAt": "2030-05-08T20:00:00.234567Z",
              "error": {"code": "unavailable", "message": "the service answered 503"}},
-            {"name": "delivery", "state": "NotStarted", "attempt": 0},
+            {"name": "shipping", "state": "NotStarted", "attempt": 0},
         ],
-        "whatNext": "Step package will be retried at 2030-05-08T20:00:00.634567Z.",
+        "whatNext": "Step payment will be retried at 2030-05-08T20:00:00.634567Z.",
         "verbs": ["cancel", "compensate"],
         "failureCount": 2,
         "nextDue": "2030-05-08T20:00:00.634567Z",
@@ -65,9 +70,16 @@ pub(super) fn operation_view_example() -> Value {
     })
 }
 
-/// The status of a delivery with such a step.
-pub(super) fn delivery_view_example() -> Value {
-    with(operation_view_example(), "request", named_delivery())
+/// A request in a form of its own as an answer shows it, with its id.
+pub(super) fn named_request(form: Form, description: &FormDescription) -> Value {
+    let request = description.request_example.clone();
+    with(request, form.names.id_field, json!(EXAMPLE_ID))
+}
+
+/// The status of the operation with such a request.
+pub(super) fn request_view_example(form: Form, description: &FormDescription) -> Value {
+    let view = description.view_example.clone();
+    with(view, "request", named_request(form, description))
 }
 
 /// An object with one more field.

@@ -9,19 +9,18 @@ use utoipa::openapi::schema::{AdditionalProperties, Type};
 use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
 };
+use waybill_api::form::EXAMPLE_ID;
 use waybill_api::verb::Verb;
 use waybill_api::view::{EventView, ListView, OperationView, PAGE_ITEMS_MAX, VerbAcceptedView};
-use waybill_drone_delivery::request::Reschedule;
 use waybill_http::media_type::{EVENT_STREAM, JSON};
 use waybill_http::problem::Kind;
 
+use super::examples::{WORKFLOW, operation_view_example, with};
 use super::{
-    ID, add_schema, at, content, delivery_view_example, found, in_path, in_query, location_header,
-    null_is_absent, only, operation_view_example, post, reference, refusing, repeated, tenant,
-    text, with,
+    add_schema, at, content, found, in_path, in_query, location_header, null_is_absent, only, post,
+    reference, refusing, repeated, tenant, text,
 };
-use crate::route::{DELIVERIES, EVENTS, OPERATIONS};
-use crate::view::DeliveryView;
+use crate::route::{EVENTS, OPERATIONS};
 
 /// The tag of the operators' verbs.
 pub const OPERATORS: &str = "Operators";
@@ -35,7 +34,7 @@ const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
 const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";
 
 /// The refusals of a verb.
-const ASK_REFUSALS: [Kind; 9] = [
+pub(super) const ASK_REFUSALS: [Kind; 9] = [
     Kind::MalformedJson,
     Kind::UnknownOrExpired,
     Kind::RequestTimeout,
@@ -52,68 +51,18 @@ pub fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
     add_schema::<VerbAcceptedView>(schemas);
     add_schema::<ListView>(schemas);
     add_schema::<EventView<'_>>(schemas);
-    add_schema::<Reschedule>(schemas);
 }
 
 /// Adds the paths.
 pub fn add_paths(paths: PathsBuilder) -> PathsBuilder {
-    let delivery = format!("{DELIVERIES}/{{id}}");
-    let paths = paths
-        .path(&delivery, only(HttpMethod::Delete, cancel_delivery()))
-        .path(&delivery, only(HttpMethod::Patch, reschedule_delivery()))
-        .path(OPERATIONS, only(HttpMethod::Get, list()))
-        .path(
-            format!("{OPERATIONS}/{{id}}{EVENTS}"),
-            only(HttpMethod::Get, events()),
-        );
+    let paths = paths.path(OPERATIONS, only(HttpMethod::Get, list())).path(
+        format!("{OPERATIONS}/{{id}}{EVENTS}"),
+        only(HttpMethod::Get, events()),
+    );
     Verb::with_path().fold(paths, |paths, verb| {
         let path = format!("{OPERATIONS}/{{id}}:{}", verb.in_path());
         paths.path(path, only(HttpMethod::Post, asking(verb)))
     })
-}
-
-fn cancel_delivery() -> OperationBuilder {
-    let operation = of_one("cancelDelivery", "Cancel a delivery", "Deliveries")
-        .description(Some(
-            "Undoes completed steps; the delivery ends Cancelled. Refused with 409 if the \
-             delivery is final, or parked in CompensationFailed. If it becomes so before the \
-             cancel is applied, GET shows `cancel: refused`. A cancel with the caller's own id \
-             may arrive before the request, and takes precedence over it.",
-        ))
-        .parameter(in_query("reason", "The reason.", json!("ordered twice")))
-        .response("202", asked(Verb::Cancel.in_path()))
-        .response(
-            "200",
-            repeated::<DeliveryView>(cancelled(delivery_view_example())),
-        );
-    refusing(
-        refusing(operation, &[Kind::OperationFinal, Kind::TooManyRequests]),
-        &ASK_REFUSALS,
-    )
-}
-
-fn reschedule_delivery() -> OperationBuilder {
-    let body = RequestBodyBuilder::new()
-        .required(Some(Required::True))
-        .content(
-            JSON,
-            content(
-                reference::<Reschedule>(),
-                json!({"pickupTime": "2030-05-08T21:00:00Z"}),
-            ),
-        );
-    let operation = of_one("rescheduleDelivery", "Reschedule a delivery", "Deliveries")
-        .description(Some(
-            "Changes the times of the delivery. Refused if a step that uses a changed field was \
-             already requested. If that happens before the change is applied, the history shows \
-             the refusal.",
-        ))
-        .request_body(Some(body.build()))
-        .response("202", asked("reschedule"));
-    refusing(
-        refusing(operation, &[Kind::StepSent, Kind::TooManyRequests]),
-        &ASK_REFUSALS,
-    )
 }
 
 fn asking(verb: Verb) -> OperationBuilder {
@@ -163,16 +112,21 @@ fn asking(verb: Verb) -> OperationBuilder {
          against the state of the operation, and records the result in the history."
     );
     let operation = of_one(id, summary, tag)
+        .parameter(repeat_key())
         .description(Some(described))
         .request_body(Some(body(verb)));
     let operation = match verb {
         Verb::Cancel => operation.response(
             "200",
-            repeated::<OperationView>(cancelled(operation_view_example())),
+            repeated(
+                reference::<OperationView>(),
+                cancelled(operation_view_example()),
+            ),
         ),
-        Verb::Undone => operation
-            .parameter(operator())
-            .response("200", found::<OperationView>(operation_view_example())),
+        Verb::Undone => operation.parameter(operator()).response(
+            "200",
+            found(reference::<OperationView>(), operation_view_example()),
+        ),
         _ => operation.parameter(operator()),
     };
     let of_its_own: &[Kind] = match verb {
@@ -185,11 +139,11 @@ fn asking(verb: Verb) -> OperationBuilder {
 
 fn list() -> OperationBuilder {
     let item = json!({
-        "id": ID,
+        "id": EXAMPLE_ID,
         "state": "CompensationFailed",
-        "workflow": "drone-delivery",
+        "workflow": WORKFLOW,
         "callerId": "order-17",
-        "step": "drone",
+        "step": "payment",
         "error": {"code": "undo-refused", "message": "the service answered 409"},
         "fingerprint": "3f9a0c52d1e8",
         "since": "2030-05-08T20:00:00.234567Z",
@@ -224,12 +178,12 @@ fn list() -> OperationBuilder {
             "Only these states, separated by commas.",
             json!("Error,CompensationFailed"),
         ),
-        ("workflow", "Only this workflow.", json!("drone-delivery")),
+        ("workflow", "Only this workflow.", json!(WORKFLOW)),
         ("tenant", "Only this tenant.", json!("acme")),
         (
             "step",
             "Only operations that failed at this step, or are at it.",
-            json!("drone"),
+            json!("payment"),
         ),
         (
             "error",
@@ -268,10 +222,10 @@ fn list() -> OperationBuilder {
 
 fn events() -> OperationBuilder {
     let data = json!({
-        "operation": ID,
+        "operation": EXAMPLE_ID,
         "type": "step",
         "state": "Completed",
-        "step": "account",
+        "step": "stock",
         "attempt": 1,
         "action": "Run",
         "at": "2030-05-08T20:00:00.234567Z",
@@ -307,21 +261,16 @@ fn events() -> OperationBuilder {
     refusing(operation, &refusals)
 }
 
-fn of_one(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+pub(super) fn of_one(id: &str, summary: &str, tag: &str) -> OperationBuilder {
     let about = "The operation's id, or the caller's own.";
-    let operation = post(id, summary, tag)
-        .parameter(in_path("id", about, json!(ID)))
+    post(id, summary, tag)
+        .parameter(in_path("id", about, json!(EXAMPLE_ID)))
         .parameter(at())
-        .parameter(tenant());
-    match tag {
-        OPERATORS | "Deliveries" => operation.parameter(repeat_key()),
-        _ if id.starts_with("cancel") => operation.parameter(repeat_key()),
-        _ => operation,
-    }
+        .parameter(tenant())
 }
 
-fn asked(verb: &str) -> Response {
-    let example = json!({"id": ID, "verb": verb, "requestId": REQUEST_ID});
+pub(super) fn asked(verb: &str) -> Response {
+    let example = json!({"id": EXAMPLE_ID, "verb": verb, "requestId": REQUEST_ID});
     let example = match Verb::of_path(verb) {
         Some(Verb::Resubmit) => with(example, "resubmittedAs", json!(NEW_ID)),
         _ => example,
@@ -333,7 +282,7 @@ fn asked(verb: &str) -> Response {
         .build()
 }
 
-fn cancelled(view: Value) -> Value {
+pub(super) fn cancelled(view: Value) -> Value {
     with(
         with(view, "state", json!("Cancelled")),
         "cancel",
@@ -365,9 +314,9 @@ fn body(verb: Verb) -> RequestBody {
         .fold(object, |object, field| object.required(*field))
         .additional_properties(Some(AdditionalProperties::FreeForm(false)));
     let example = match verb {
-        Verb::Undone => json!({"reason": "called the drone back", "by": "kim", "step": "drone"}),
+        Verb::Undone => json!({"reason": "refunded by hand", "by": "kim", "step": "payment"}),
         Verb::Cancel => json!({"reason": "ordered twice"}),
-        _ => json!({"reason": "the drone service is fixed", "by": "kim"}),
+        _ => json!({"reason": "the bank is back", "by": "kim"}),
     };
     let required = match verb.required() {
         [] => Required::False,
@@ -385,7 +334,7 @@ fn body(verb: Verb) -> RequestBody {
         .build()
 }
 
-fn repeat_key() -> ParameterBuilder {
+pub(super) fn repeat_key() -> ParameterBuilder {
     header(
         "Idempotency-Key",
         "Makes repeating the request safe: requests with the same key are applied once. A 504 \

@@ -4,6 +4,7 @@ use hyper::Method;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr};
+use waybill_api::form::Forms;
 use waybill_http::problem::Kind;
 
 use super::refusal;
@@ -17,7 +18,7 @@ const ABOUT: &str = "A token of this server, or a JWT that it accepts. A token h
                      of other tenants are not found.";
 
 /// Adds to each operation of the document its scope, and the refusals of callers without it.
-pub(super) fn secure(document: &mut OpenApi) {
+pub(super) fn secure(document: &mut OpenApi, forms: &Forms) {
     let scheme = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
         .description(Some(ABOUT))
@@ -27,7 +28,7 @@ pub(super) fn secure(document: &mut OpenApi) {
         schemes.insert(BEARER.to_owned(), RefOr::T(SecurityScheme::Http(scheme)));
     }
     each(document, |path, method, operation| {
-        if let Some(scope) = Route::of(path).scope(&method) {
+        if let Some(scope) = Route::of(path, forms).scope(&method) {
             let needs = SecurityRequirement::new(BEARER, [scope.as_str()]);
             operation.security = Some(vec![needs]);
             refuse(operation, &[Kind::Unauthenticated, Kind::InsufficientScope]);

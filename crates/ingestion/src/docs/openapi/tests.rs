@@ -1,10 +1,31 @@
 use std::collections::BTreeSet;
 
+use waybill_drone_delivery::DroneDelivery;
+
 use super::*;
 use crate::service::{OF_CANCEL, OF_LIST, OF_ONE};
 
+fn forms() -> Forms {
+    Forms::new([&DroneDelivery as _])
+}
+
 fn parsed() -> Value {
-    serde_json::from_str(&document(true)).unwrap()
+    serde_json::from_str(&document(true, &forms())).unwrap()
+}
+
+#[test]
+fn only_a_configured_form_is_described() {
+    for is_guarded in [true, false] {
+        let document = document(is_guarded, &Forms::default()).to_lowercase();
+        for word in ["drone", "deliver", "package", "pickup"] {
+            let found = document.find(word).map(|at| &document[at - 40..at + 40]);
+            assert_eq!(found, None, "with tokens: {is_guarded}");
+        }
+        let document: Value = serde_json::from_str(&document).unwrap();
+        assert!(document["paths"]["/v1/operations"].is_object());
+    }
+    let paths = &parsed()["paths"];
+    assert!(paths["/api/deliveryrequests"].is_object());
 }
 
 #[test]
@@ -71,7 +92,7 @@ fn every_operation_lists_the_query_parameters_that_it_takes() {
 
 #[test]
 fn a_server_without_authentication_describes_no_tokens() {
-    let document = document(false);
+    let document = document(false, &forms());
     for word in [
         "securitySchemes",
         "\"security\"",
@@ -128,13 +149,15 @@ fn every_reference_resolves() {
             _ => {}
         }
     }
-    let document = parsed();
-    let mut found = Vec::new();
-    references(&document, &mut found);
-    assert!(found.len() > 10);
-    for reference in found {
-        let pointer = reference.strip_prefix('#').unwrap();
-        assert!(document.pointer(pointer).is_some(), "{reference}");
+    for forms in [forms(), Forms::default()] {
+        let document: Value = serde_json::from_str(&document(true, &forms)).unwrap();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 10);
+        for reference in found {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
     }
 }
 
@@ -158,10 +181,29 @@ fn every_body_and_answer_has_an_example() {
 
 #[test]
 fn the_request_examples_are_valid() {
-    waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
-    let fields = operation_request();
-    for name in operation_example().as_object().unwrap().keys() {
-        assert!(fields.properties.contains_key(name), "{name}");
+    for forms in [forms(), Forms::default()] {
+        let document: Value = serde_json::from_str(&document(true, &forms)).unwrap();
+        let body = &document["paths"]["/v1/operations"]["post"]["requestBody"];
+        let example = &body["content"]["application/json"]["example"];
+        let fields = operation_request(&[]);
+        for name in example.as_object().unwrap().keys() {
+            assert!(fields.properties.contains_key(name), "{name}");
+        }
+        if let Some(form) = forms.of(example["workflow"].as_str().unwrap()) {
+            form.rules.read(&example["input"]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn no_operation_lists_a_parameter_twice() {
+    for (path, item) in parsed()["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let names: Vec<_> = parameters.map(|it| it["name"].as_str().unwrap()).collect();
+            let different: BTreeSet<_> = names.iter().collect();
+            assert_eq!(different.len(), names.len(), "{method} {path}: {names:?}");
+        }
     }
 }
 

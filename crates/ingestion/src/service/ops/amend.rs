@@ -2,13 +2,12 @@
 
 use hyper::{HeaderMap, StatusCode};
 use serde_json::Value;
+use waybill_api::form::{Form, FormChange};
 use waybill_api::id::CallerId;
-use waybill_api::request::{DRONE_DELIVERY, date_and_time};
+use waybill_api::request::date_and_time;
 use waybill_api::verb::Verb;
 use waybill_api::view::{OperationIdsView, VerbAcceptedView};
 use waybill_clock::wall_clock;
-use waybill_drone_delivery::field::FieldError;
-use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
 use waybill_engine::{
     AmendRequest, Amendment, OperationId, OperationRequest, OperationRow, Position, Priority,
     Timestamp, Workflows,
@@ -22,13 +21,11 @@ use waybill_http::problem::{FieldProblem, Kind, Problem};
 use super::body::{self, Requester, VerbBody};
 use super::{Key, accepted};
 use crate::refusals::{self, CancelWouldBe};
-use crate::route::location;
-use crate::service::{
-    Api, Form, OF_CANCEL, OF_ONE, Parameters, Reply, decoded, json, not_found, set,
-};
+use crate::route::{base, location};
+use crate::service::{Api, OF_CANCEL, OF_ONE, Parameters, Reply, decoded, json, not_found, set};
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
-use crate::view::{DeliveryView, of_row};
+use crate::view::{RequestView, of_row};
 use crate::what_next;
 
 /// What is known of the operation to amend.
@@ -46,9 +43,10 @@ struct Amended {
 }
 
 impl Api {
-    /// `DELETE /api/deliveryrequests/{id}`.
-    pub async fn cancel_delivery(
+    /// `DELETE` of a request in a form of its own.
+    pub async fn cancel_in_form(
         &self,
+        form: Form,
         id: &str,
         query: Option<&str>,
         headers: &HeaderMap,
@@ -57,21 +55,22 @@ impl Api {
         let parameters = Parameters::read(query, caller, &OF_CANCEL)?;
         let verb_body = VerbBody {
             reason: body::reason(&parameters.reason)?,
-            workflow: DRONE_DELIVERY.to_owned(),
+            workflow: form.names.workflow.to_owned(),
             ..VerbBody::default()
         };
-        self.cancel(id, &parameters, headers, verb_body, Form::Delivery, caller)
+        self.cancel(id, &parameters, headers, verb_body, Some(form), caller)
             .await
     }
 
-    /// Cancels an operation. With an id of the caller's own it need not exist yet.
+    /// Cancels an operation with a request in `form`; `None` is the general form. With an id of the
+    /// caller's own it need not exist yet.
     pub(super) async fn cancel(
         &self,
         id: &str,
         parameters: &Parameters,
         headers: &HeaderMap,
         verb_body: VerbBody,
-        form: Form,
+        form: Option<Form>,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
@@ -80,8 +79,8 @@ impl Api {
         let requester = verb_body.requester(caller)?;
         let amended = match self.asked_about(&id, parameters, false).await {
             Ok(found) => {
-                if form == Form::Delivery {
-                    found.delivery(&self.rules.workflows)?;
+                if let Some(form) = form {
+                    found.in_form(form, &self.rules.workflows)?;
                 }
                 match found {
                     Status::Row(row) => {
@@ -116,9 +115,10 @@ impl Api {
         .await
     }
 
-    /// `PATCH /api/deliveryrequests/{id}`.
-    pub async fn reschedule_delivery(
+    /// `PATCH` of a request in a form of its own.
+    pub async fn reschedule(
         &self,
+        form: Form,
         id: &str,
         query: Option<&str>,
         headers: &HeaderMap,
@@ -134,14 +134,14 @@ impl Api {
             .receive(body, super::ASK_BYTES_MAX, caller, super::ASK_BYTES_MAX)
             .await?;
         drop(held);
-        let change = read_change(&change, self.rules.json_depth_max, wall_clock())?;
+        let change = read_change(form, &change, self.rules.json_depth_max, wall_clock())?;
         let amendment = Amendment::Reschedule {
-            fields: serde_json::to_vec(&change.fields()).map_err(|_| unwritable())?,
-            deadline: change.deadline.map(|at| Timestamp(at.as_microsecond())),
+            fields: serde_json::to_vec(&change.fields).map_err(|_| unwritable())?,
+            deadline: change.deadline,
         };
 
         let found = self.asked_about(&id, &parameters, true).await?;
-        found.delivery(&self.rules.workflows)?;
+        found.in_form(form, &self.rules.workflows)?;
         let amended = match found {
             Status::Row(row) => {
                 let workflows = &self.rules.workflows;
@@ -151,13 +151,13 @@ impl Api {
                         false => refused,
                     },
                 )?;
-                check_against(&change, request_of(&row).as_deref().map(|r| r.get()))?;
+                check_against(form, &change, request_of(&row).as_deref().map(|r| r.get()))?;
                 Amended::of_row(&row)
             }
             Status::Pending(pending) => {
                 let request = pending.request().map(|request| &*request.input);
                 let text = request.and_then(|input| std::str::from_utf8(input).ok());
-                check_against(&change, text)?;
+                check_against(form, &change, text)?;
                 Amended::of_pending(&pending, &id, &parameters)
             }
             Status::Rejected(_) => return Err(not_found()),
@@ -168,7 +168,7 @@ impl Api {
             VERB,
             VerbBody::default().requester(caller)?,
             &key,
-            Form::Delivery,
+            Some(form),
         )
         .await
     }
@@ -180,7 +180,7 @@ impl Api {
         verb: &'static str,
         requester: Requester,
         key: &Key,
-        form: Form,
+        form: Option<Form>,
     ) -> Result<Reply, Problem> {
         self.rules.tenant_limits.take(&amended.tenant)?;
         let id = amended.id;
@@ -221,18 +221,23 @@ impl Api {
             request_id,
             resubmitted_as: None,
         };
-        Ok(accepted(&view, &location(form.base(), id, token)))
+        Ok(accepted(&view, &location(base(form), id, token)))
     }
 
     /// The operation as GET shows it, or only its IDs if the caller has no scope `read`.
-    pub(crate) fn as_it_is(&self, row: &OperationRow, form: Form, caller: &Caller) -> Reply {
+    pub(crate) fn as_it_is(
+        &self,
+        row: &OperationRow,
+        form: Option<Form>,
+        caller: &Caller,
+    ) -> Reply {
         let mut reply = if caller.may(Scope::Read) {
             let operation = of_row(row, &self.rules.workflows);
             match form {
-                Form::General => json(StatusCode::OK, &operation),
-                Form::Delivery => {
+                None => json(StatusCode::OK, &operation),
+                Some(_) => {
                     let request = request_of(row);
-                    json(StatusCode::OK, &DeliveryView { operation, request })
+                    json(StatusCode::OK, &RequestView { operation, request })
                 }
             }
         } else {
@@ -241,7 +246,7 @@ impl Api {
         set(
             &mut reply,
             hyper::header::LOCATION,
-            location(form.base(), row.id, None),
+            location(base(form), row.id, None),
         );
         reply
     }
@@ -302,52 +307,37 @@ fn callers_own(text: &str, tenant: &str) -> Option<String> {
     id.as_ours(tenant).is_none().then(|| id.into_string())
 }
 
-fn read_change(body: &[u8], depth_max: usize, now: Timestamp) -> Result<Reschedule, Problem> {
+fn read_change(
+    form: Form,
+    body: &[u8],
+    depth_max: usize,
+    now: Timestamp,
+) -> Result<FormChange, Problem> {
     let value = json::parse(body, depth_max)?;
-    let (change, mut errors) = match validate_reschedule(&value) {
+    let (change, mut errors) = match form.rules.read_change(&value) {
         Ok(change) => (Some(change), Vec::new()),
         Err(errors) => (None, errors),
     };
-    let named = value.get("deadline").and_then(Value::as_str);
-    let is_named_wrong = errors.iter().any(|error| error.pointer == "/deadline");
+    let field = form.names.deadline_field;
+    let is_named_wrong = errors
+        .iter()
+        .any(|error| error.place().strip_prefix('/') == Some(field));
+    let named = value.get(field).and_then(Value::as_str);
     let deadline = named.filter(|_| !is_named_wrong).and_then(date_and_time);
     if deadline.is_some_and(|deadline| deadline <= now) {
-        errors.push(FieldError::new("/deadline", "must be in the future"));
+        let detail = "must be in the future";
+        errors.push(FieldProblem::new(format!("/{field}"), detail));
     }
-    let named = errors.into_iter();
-    let named = named.map(|error| FieldProblem::new(error.pointer, error.detail));
-    let errors: Vec<_> = named.collect();
     match change.filter(|_| errors.is_empty()) {
         Some(change) => Ok(change),
         None => Err(Problem::invalid(errors)),
     }
 }
 
-/// Checks the changed times against the unchanged ones. A request that cannot be read here is left
-/// to the scheduler.
-fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Problem> {
-    let Some(request) = request.and_then(|text| serde_json::from_str::<DeliveryRequest>(text).ok())
-    else {
-        return Ok(());
-    };
-    let pickup_time = change.pickup_time.or(request.pickup_time);
-    let deadline = change.deadline.or(request.deadline);
-    match (pickup_time, deadline) {
-        (Some(pickup_time), Some(deadline)) if deadline < pickup_time => {
-            let wrong = match change.deadline {
-                Some(_) => FieldProblem::new(
-                    "/deadline",
-                    format!("must not be before pickupTime, {pickup_time}"),
-                ),
-                None => FieldProblem::new(
-                    "/pickupTime",
-                    format!("must not be after deadline, {deadline}"),
-                ),
-            };
-            Err(Problem::invalid(vec![wrong]))
-        }
-        _ => Ok(()),
-    }
+/// Checks the changed fields against the unchanged ones.
+fn check_against(form: Form, change: &FormChange, request: Option<&str>) -> Result<(), Problem> {
+    let checked = request.map_or(Ok(()), |request| form.rules.check_change(change, request));
+    checked.map_err(|wrong| Problem::invalid(vec![wrong]))
 }
 
 /// The refusal of a cancel that arrives too late: the operation has ended, or was abandoned. Names
@@ -409,7 +399,15 @@ pub(super) fn unwritable() -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use waybill_api::form::Forms;
+    use waybill_drone_delivery::DroneDelivery;
+
     use super::*;
+
+    fn form() -> Form {
+        let forms = Forms::new([&DroneDelivery as _]);
+        forms.of(DroneDelivery::WORKFLOW).unwrap()
+    }
 
     #[test]
     fn only_a_callers_own_id_can_be_cancelled_before_its_create() {
@@ -431,8 +429,8 @@ mod tests {
             "pickupTime": "2030-05-08T20:00:00Z", "deadline": "2030-05-08T22:00:00Z",
             "packageInfo": {"packageId": "p", "size": "Small"}}"#;
         let check = |change: &str| {
-            let change = read_change(change.as_bytes(), 4, Timestamp(0)).unwrap();
-            check_against(&change, Some(request))
+            let change = read_change(form(), change.as_bytes(), 4, Timestamp(0)).unwrap();
+            check_against(form(), &change, Some(request))
                 .map_err(|problem| problem.errors[0].pointer.clone())
         };
         assert_eq!(check(r#"{"pickupTime": "2030-05-08T22:00:00Z"}"#), Ok(()));
@@ -451,10 +449,10 @@ mod tests {
     #[test]
     fn a_deadline_that_has_passed_is_refused() {
         let change = br#"{"deadline": "2030-05-08T20:00:00Z"}"#;
-        let at = |micros| read_change(change, 4, Timestamp(micros)).is_ok();
+        let at = |micros| read_change(form(), change, 4, Timestamp(micros)).is_ok();
         let deadline: jiff::Timestamp = "2030-05-08T20:00:00Z".parse().unwrap();
         let both = br#"{"deadline": "2030-05-08T20:00:00Z", "ownerId": "o"}"#;
-        let refused = read_change(both, 4, Timestamp(i64::MAX)).unwrap_err();
+        let refused = read_change(form(), both, 4, Timestamp(i64::MAX)).unwrap_err();
         let named = refused.errors.into_iter();
         let named: Vec<_> = named.filter_map(|error| error.pointer).collect();
         assert_eq!(named, ["/ownerId", "/deadline"]);

@@ -2,6 +2,7 @@
 
 use hyper::HeaderMap;
 use uuid::Uuid;
+use waybill_api::form::Forms;
 use waybill_api::request::resubmission;
 use waybill_api::verb::Verb;
 use waybill_api::view::VerbAcceptedView;
@@ -20,7 +21,7 @@ use super::body::{Requester, VerbBody};
 use super::{Key, accepted};
 use crate::refusals;
 use crate::route::{OPERATIONS, location};
-use crate::service::{Api, Form, OF_ONE, Parameters, Reply, decoded, not_found};
+use crate::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found};
 use crate::status::Status;
 
 impl Api {
@@ -41,7 +42,7 @@ impl Api {
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let Some(recovery) = verb.recovery(&verb_body.step) else {
             return self
-                .cancel(id, &parameters, headers, verb_body, Form::General, caller)
+                .cancel(id, &parameters, headers, verb_body, None, caller)
                 .await;
         };
         let id = decoded(id).ok_or_else(not_found)?;
@@ -57,7 +58,7 @@ impl Api {
             return self.resubmit_as_new(&row, requester, &key, caller).await;
         }
         if refusals::is_done(&row, &recovery) {
-            return Ok(self.as_it_is(&row, Form::General, caller));
+            return Ok(self.as_it_is(&row, None, caller));
         }
         refusals::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
         let request_id = self.recover(row.id, recovery, requester, &key).await?;
@@ -101,8 +102,8 @@ impl Api {
             (Some(code), _) => return Err(refusals::refused(code)),
         }
         let id = OperationId(row.id.event_id(Verb::ResubmitAsNew.as_str()));
-        let again =
-            again(row, id, wall_clock()).ok_or_else(|| refusals::refused("input-invalid"))?;
+        let again = again(row, id, &self.rules.forms, wall_clock())
+            .ok_or_else(|| refusals::refused("input-invalid"))?;
         let new = again.operation;
         let mut value = Vec::with_capacity(again.input.len() + 256);
         let topics = self.intake.topics();
@@ -201,9 +202,14 @@ fn resubmitted_before(
 /// The request that runs an operation again, with its current input. `None` if a scheduler would
 /// refuse it, as crossing reschedules may have left it. A deadline that has passed is left out: the
 /// person who resubmits has decided to run it anyway.
-fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<CreateRequest> {
+fn again(
+    row: &OperationRow,
+    operation: OperationId,
+    forms: &Forms,
+    now: Timestamp,
+) -> Option<CreateRequest> {
     let created = &row.created;
-    resubmission(CreateRequest {
+    let again = CreateRequest {
         operation,
         id_origin: IdOrigin::Caller,
         workflow: created.workflow.to_string(),
@@ -218,7 +224,8 @@ fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<C
         traceparent: None,
         resubmission_of: Some(row.id),
         notify: created.notify.clone(),
-    })
+    };
+    resubmission(again, forms)
 }
 
 fn unknown_verb() -> Problem {

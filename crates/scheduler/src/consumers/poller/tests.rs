@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 use rdkafka::ClientConfig;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use waybill_api::form::Forms;
 use waybill_engine::{ShardHandover, ShardingScheme};
 use waybill_kafka::{ConsumerOptions, KafkaSettings};
 use waybill_messages::{Framing, Lookup, SchemaId, Schemas};
@@ -43,7 +44,7 @@ fn poller(
     let consumer = PartitionConsumer::new(&kafka, &ConsumerOptions::new("test")).unwrap();
     let nonces = Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]));
     let framing = Framing::reading(registry.clone());
-    let decoder = |source| Decoder::new(source, framing.clone(), nonces.clone());
+    let decoder = |source| Decoder::new(source, framing.clone(), nonces.clone(), Forms::default());
     let (sender, inputs) = mpsc::channel();
     let topics = [(Source::Requests, Arc::from(TOPIC))];
     let mut poller = Poller::new(

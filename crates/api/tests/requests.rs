@@ -1,13 +1,27 @@
-//! Tests of [`super`]: which requests make a record, and which make none.
+//! Which requests make a record, and which make none: in the general form, and in a form of their
+//! own.
+
+use std::sync::Arc;
 
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
-use serde_json::json;
-use waybill_engine::{Workflow, WorkflowDefinition};
-use waybill_http::auth::Caller;
-use waybill_http::problem::Kind;
+use serde_json::{Value, json};
+use waybill_api::form::{Form, Forms};
+use waybill_api::id;
+use waybill_api::request::{
+    Envelope, Rules, Submission, date_and_time, in_form, operation, request_hash,
+};
+use waybill_api::tenant_limits::TenantLimits;
+use waybill_contacts::ContactRules;
+use waybill_drone_delivery::DroneDelivery;
+use waybill_engine::{
+    Contact, CreateRequest, IdOrigin, OperationId, Timestamp, Workflow, WorkflowDefinition,
+    Workflows,
+};
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::{Kind, Problem};
 
-use super::*;
+const DRONE_DELIVERY: &str = DroneDelivery::WORKFLOW;
 
 const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -19,6 +33,21 @@ fn workflow(name: &str) -> Workflow {
     Workflow::try_from(definition).unwrap()
 }
 
+fn forms() -> Forms {
+    Forms::new([&DroneDelivery as _])
+}
+
+/// Reads the body of a delivery.
+fn delivery(
+    body: &[u8],
+    envelope: &Envelope,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Submission, Problem> {
+    let form: Form = forms().of(DRONE_DELIVERY).unwrap();
+    in_form(form, body, envelope, rules, now)
+}
+
 fn rules() -> Rules {
     Rules {
         tenant_limits: TenantLimits::default(),
@@ -26,6 +55,7 @@ fn rules() -> Rules {
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),
+        forms: forms(),
         json_depth_max: 16,
         reply_to_prefixes: vec!["replies.".into()],
         contacts: ContactRules {
@@ -36,11 +66,10 @@ fn rules() -> Rules {
 }
 
 fn with_key(key: &str) -> Envelope {
-    Envelope {
-        idempotency_key: Some(CallerId::new(key).unwrap()),
-        traceparent: None,
-        ..Envelope::default()
-    }
+    let mut headers = HeaderMap::new();
+    let key = HeaderValue::try_from(format!("\"{key}\"")).unwrap();
+    headers.insert("idempotency-key", key);
+    Envelope::of(&headers)
 }
 
 fn delivery_body() -> Value {
