@@ -539,7 +539,26 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Cli::command().debug_assert();
+        let mut program = Cli::command();
+        // In builds with debug assertions, this checks more.
+        program.build();
+        flags_are_unique(&program);
+    }
+
+    /// No flag of a command has the name of another one, or of a flag for every command.
+    fn flags_are_unique(command: &clap::Command) {
+        let mut names = BTreeSet::new();
+        for flag in command.get_arguments() {
+            let long = flag.get_long().map(|long| format!("--{long}"));
+            let short = flag.get_short().map(|short| format!("-{short}"));
+            for name in long.into_iter().chain(short) {
+                let path = command.get_bin_name();
+                assert!(names.insert(name.clone()), "{path:?}: two flags {name}");
+            }
+        }
+        for subcommand in command.get_subcommands() {
+            flags_are_unique(subcommand);
+        }
     }
 
     #[test]

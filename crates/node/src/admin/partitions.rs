@@ -36,7 +36,7 @@ pub(super) async fn grow(
     let repartition = here(&admin)?;
     if repartition.is_shared() {
         let detail = "Other processes share these partitions: change their number with \
-                      `waybill topics grow` (or `shrink`) `--partitions P --scylla`.";
+                      `waybill topics grow P --scylla HOST:PORT`, or `shrink`.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
     match repartition.begin(partitions) {

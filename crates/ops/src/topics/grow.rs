@@ -33,7 +33,7 @@ const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 pub struct GrowArgs {
     /// The new number of partitions: to grow, a multiple of the current number; to shrink, a
     /// divisor of it
-    #[arg(long = "partitions", id = "wanted", value_name = "P")]
+    #[arg(id = "wanted", value_name = "P")]
     partitions: u32,
     #[command(flatten)]
     admin: AdminArgs,
@@ -223,7 +223,7 @@ mod tests {
         let refused = Direction::More.allows(2, &stored(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "there are 4 partitions, and 2 are fewer: run `waybill topics shrink --partitions 2`"
+            "there are 4 partitions, and 2 are fewer: run `waybill topics shrink 2`"
         );
     }
 }

@@ -187,11 +187,11 @@ impl Audit<'_> {
             Kind::DeadLetters | Kind::DeadNotices => self.tools.add_partitions(name, wanted),
             _ if has == wanted => return,
             _ if topic.partitions_key == PARTITIONS_KEY && wanted.is_multiple_of(has.max(1)) => {
-                format!("waybill topics grow --partitions {wanted}")
+                format!("waybill topics grow {wanted}")
             }
             _ if topic.partitions_key == PARTITIONS_KEY && has.is_multiple_of(wanted) => format!(
                 "set `partitions` to {has}; if the partitions were not added by `waybill topics \
-                 grow`: waybill topics grow --partitions {has}"
+                 grow`: waybill topics grow {has}"
             ),
             _ if topic.partitions_key == PARTITIONS_KEY => {
                 format!("set `{PARTITIONS_KEY}` to {has}: its value applies only to new topics")

@@ -350,7 +350,7 @@ async fn dependencies(
             partitions,
             becomes,
             "a change of the number of partitions is in progress: schedulers continue it, and so does `waybill \
-             topics grow` (or `shrink`) `--partitions {becomes}`"
+             topics grow {becomes}`, or `shrink`"
         );
     }
     let config = &config.with_partitions(partitions);

@@ -30,14 +30,14 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
         assert!(!refused.status.success(), "{role}: {refused:?}");
         let message = text(&refused);
         let what = format!("has {wanted} partitions, not {PARTITIONS}");
-        let fix = format!("waybill topics grow --partitions {wanted}");
+        let fix = format!("waybill topics grow {wanted}");
         assert!(
             message.contains(&what) && message.contains(&fix),
             "{role}: {message}"
         );
     }
 
-    let mut repartition = cluster.command(&["topics", "grow", "--partitions", &wanted.to_string()]);
+    let mut repartition = cluster.command(&["topics", "grow", &wanted.to_string()]);
     let mut repartition = repartition.spawn().expect("the program was built");
     scheduler
         .setup

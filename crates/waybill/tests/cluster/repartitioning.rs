@@ -39,7 +39,7 @@ async fn partitions_are_added_and_removed_under_several_schedulers() {
         let prefix = format!("to-{partitions}");
         let change = || {
             let wanted = partitions.to_string();
-            let grow = ["topics", verb, "--partitions", &wanted];
+            let grow = ["topics", verb, &wanted];
             let repartition = cluster.command(&grow).spawn();
             let mut repartition = repartition.expect("the program was built");
             if is_killed {
@@ -76,9 +76,9 @@ async fn partitions_are_added_and_removed_under_several_schedulers() {
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     let verified = cluster.run(&["topics", "verify"]);
     assert!(verified.status.success(), "{verified:?}");
-    let slip = cluster.run(&["topics", "grow", "--partitions", "2"]);
+    let slip = cluster.run(&["topics", "grow", "2"]);
     let why = String::from_utf8_lossy(&slip.stderr).into_owned();
-    assert!(why.contains("topics shrink --partitions 2"), "{why}");
+    assert!(why.contains("topics shrink 2"), "{why}");
     drop((schedulers, supervisors, ingestions, agents, services));
     cluster.remove().await;
 }

@@ -89,7 +89,7 @@ async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_to
     for command in [
         &["shards", "show"][..],
         &["shards", "set", "1"],
-        &["topics", "grow", "--partitions", "4"],
+        &["topics", "grow", "4"],
     ] {
         let command = [command, &["--admin-url", &admin]].concat();
         let done = site.run(&command, Some(&operator));

@@ -128,8 +128,8 @@ fn a_wrong_number_of_partitions_is_reported_with_its_fix() {
     let one = |found: &mut Found| found.partitions.truncate(1);
     type Change<'a> = &'a dyn Fn(&mut Found);
     let found: [(&str, Change<'_>, &str); 5] = [
-        (REQUESTS, &one, ": waybill topics grow --partitions 4"),
-        (REQUESTS, &doubled, ": waybill topics grow --partitions 8"),
+        (REQUESTS, &one, ": waybill topics grow 4"),
+        (REQUESTS, &doubled, ": waybill topics grow 8"),
         (
             REQUESTS,
             &less,
