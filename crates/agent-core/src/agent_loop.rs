@@ -15,8 +15,8 @@
 //!   process, requests of the older one are answered `not attempted`, even those that wait already.
 //! * **A revoked partition ends its requests.** Those that wait do not start, and the progress of
 //!   those that run counts for nothing: the next owner reads them again.
-//! * **A record that cannot be decoded** is done once the broker has acknowledged its dead letter, or
-//!   would never accept it.
+//! * **A record that cannot be decoded** is done once the broker has acknowledged its dead letter,
+//!   or would never accept it.
 //!
 //! Deliberately absent: any memory of performed steps. The service ensures one effect per step, by
 //! the idempotency key. Also absent: records that cannot be decoded yet; the driver keeps them and
@@ -152,8 +152,8 @@ impl<R> AgentLoop<R> {
         admission
     }
 
-    /// The next work of an agent. Requests of revoked partitions are dropped. An attempt that starts
-    /// or is late is passed to [`ended`](Self::ended).
+    /// The next work of an agent. Requests of revoked partitions are dropped. An attempt that
+    /// starts or is late is passed to [`ended`](Self::ended).
     pub fn next(&mut self, agent: usize, now: Now) -> Next<Source> {
         let is_held = |source: &Source| self.progress.holds(*source);
         let next = self.queues.next_held(agent, now, is_held);
@@ -230,8 +230,8 @@ impl<R> AgentLoop<R> {
         self.progress.take_commits()
     }
 
-    /// The process stops: no more work starts. Returns the queued work, to hand it back, without that
-    /// of revoked partitions: their next owners have read it.
+    /// The process stops: no more work starts. Returns the queued work, to hand it back, without
+    /// that of revoked partitions: their next owners have read it.
     #[must_use]
     pub fn drain(&mut self) -> Vec<Refused<Source>> {
         let queued = self.queues.close().into_iter();

@@ -8,8 +8,8 @@
 //! * **In any other language**: follow the topic contract, which `docs/agents.md` describes.
 //!
 //! [`Agents`] is the run loop that serves the first two over their topics; [`DirectAgents`] runs in
-//! a scheduler's own process. [`testing`] runs a handler without Kafka. The crate `agent-check` tests
-//! an agent of any of the three kinds.
+//! a scheduler's own process. [`testing`] runs a handler without Kafka. The crate `agent-check`
+//! tests an agent of any of the three kinds.
 //!
 //! What must hold for every agent: it may receive the same attempt more than once, and has one
 //! effect for all of them, by the idempotency key. It does not work past complete-by. It reports a

@@ -3,16 +3,16 @@
 //! One consumer reads the topics of all agents of the process, on its own thread. Handlers run on
 //! the tokio runtime, with a fixed number of workers per agent. One producer sends all replies.
 //!
-//! [`AgentLoop`](waybill_agent_core::AgentLoop) makes the decisions, and its documentation says what
-//! must hold. These modules drive it: they read, decode, run handlers, encode, send, commit and
-//! count. The polling thread, the workers and the producer call it under one lock, and do none of
-//! this while they hold the lock. What must hold besides:
+//! [`AgentLoop`](waybill_agent_core::AgentLoop) makes the decisions, and its documentation says
+//! what must hold. These modules drive it: they read, decode, run handlers, encode, send, commit
+//! and count. The polling thread, the workers and the producer call it under one lock, and do none
+//! of this while they hold the lock. What must hold besides:
 //!
 //! * **No agent blocks another.** Handlers run on the runtime; polling stops only while the broker
 //!   accepts no records, while partitions cannot be paused, and during a drain.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
-//!   unchanged; a panic of a handler ends one attempt. A record that cannot be decoded *yet*, because
-//!   the schema registry is unavailable, is kept, and reading pauses in the meantime.
+//!   unchanged; a panic of a handler ends one attempt. A record that cannot be decoded *yet*,
+//!   because the schema registry is unavailable, is kept, and reading pauses in the meantime.
 
 mod attempt;
 mod direct;

@@ -17,8 +17,8 @@
 //!
 //! An alert can arrive twice, after a crash between delivery and commit; it then has the same id.
 //!
-//! [`OwnersFollower`]s notify owners of their own operations, from their own topic and with the same
-//! machinery.
+//! [`OwnersFollower`]s notify owners of their own operations, from their own topic and with the
+//! same machinery.
 //!
 //! Deliberately absent: any storage. The topic is the storage.
 

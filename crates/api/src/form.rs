@@ -1,8 +1,8 @@
 //! Requests in a form of their own.
 //!
-//! The input of most workflows is any JSON object. A workflow may instead have a form: rules for the
-//! fields of its requests, and a collection of its own in the HTTP API, next to the operations. The
-//! program hands in the forms that it has. So ingestion and scheduler know no workflow by name.
+//! The input of most workflows is any JSON object. A workflow may instead have a form: rules for
+//! the fields of its requests, and a collection of its own in the HTTP API, next to the operations.
+//! The program hands in the forms that it has. So ingestion and scheduler know no workflow by name.
 //!
 //! What must hold: the same input has the same canonical JSON, whatever its own JSON looks like.
 

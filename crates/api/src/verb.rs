@@ -1,8 +1,8 @@
 //! The verbs of `POST /v1/operations/{id}:verb`, declared once: for the server, the operator
 //! commands and the OpenAPI document.
 //!
-//! A verb is a variant of [`Verb`] and a row of its table. Besides, it needs a [`RecoveryVerb`] with
-//! its transition in the engine, a symbol in the Avro schema `recovery`, a description in the
+//! A verb is a variant of [`Verb`] and a row of its table. Besides, it needs a [`RecoveryVerb`]
+//! with its transition in the engine, a symbol in the Avro schema `recovery`, a description in the
 //! OpenAPI document, and a subcommand of `waybill ops`.
 //!
 //! Deliberately absent: whether an operation accepts a verb. Its scheduler decides that.

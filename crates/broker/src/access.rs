@@ -1,8 +1,8 @@
 //! Logins and what they allow.
 //!
 //! Without [`BrokerSettings::logins`](crate::BrokerSettings::logins) every client may do
-//! everything. With it, a connection must log in with SASL/PLAIN or SCRAM-SHA-256 before it may send
-//! anything but `ApiVersions`.
+//! everything. With it, a connection must log in with SASL/PLAIN or SCRAM-SHA-256 before it may
+//! send anything but `ApiVersions`.
 //!
 //! What must hold: every request is checked against the rights that its login has at that moment. A
 //! login whose rights are withdrawn can do nothing more, without a reconnect.
@@ -30,8 +30,8 @@ pub trait Logins: fmt::Debug + Send + Sync {
     /// The rights of a user with this password; `None` refuses the login. Must not block.
     fn log_in(&self, user: &str, password: &str) -> Option<Arc<dyn Rights>>;
 
-    /// The verifier of a user, and the rights that a successful login gets. `None` if the user cannot
-    /// log in with SCRAM. Must not block.
+    /// The verifier of a user, and the rights that a successful login gets. `None` if the user
+    /// cannot log in with SCRAM. Must not block.
     fn verifier(&self, user: &str) -> Option<(Verifier, Arc<dyn Rights>)>;
 }
 

@@ -505,7 +505,8 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, slot: &
     let closed = Connection::new(stream, Ends { peer, local }, server, slot)
         .run()
         .await;
-    // A peer may cause many lines. The log suppresses repetitions, of warnings and without the port.
+    // A peer may cause many lines. The log suppresses repetitions, of warnings and without the
+    // port.
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);

@@ -105,8 +105,8 @@ impl Meta {
         Ok(id)
     }
 
-    /// The secret that conceals from clients which users exist, made at the first start: two answers
-    /// of which one precedes a restart must not differ.
+    /// The secret that conceals from clients which users exist, made at the first start: two
+    /// answers of which one precedes a restart must not differ.
     pub(crate) fn login_secret(&self) -> Result<[u8; 32], MetaError> {
         if let Some(secret) = self.get(&self.store()?.cluster, LOGIN_SECRET)? {
             return Ok(secret);

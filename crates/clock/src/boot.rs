@@ -1,7 +1,7 @@
 //! The boot-time clock, which counts suspended time, and the detection of suspensions.
 //!
-//! The clock is `CLOCK_BOOTTIME` on Linux and `CLOCK_MONOTONIC_RAW` on macOS. On other systems it is
-//! `std::time::Instant`, which may stop during a suspension.
+//! The clock is `CLOCK_BOOTTIME` on Linux and `CLOCK_MONOTONIC_RAW` on macOS. On other systems it
+//! is `std::time::Instant`, which may stop during a suspension.
 
 use std::time::{Duration, Instant};
 

@@ -3,11 +3,12 @@
 //! What must hold: a client that transfers slowly, or not at all, withholds no memory from others.
 //!
 //! * **Memory follows the bytes that arrive, not the announced length.** Permits grow with buffers.
-//! * **Slow transfers share half.** Transfers that take longer than [`SLOW_AFTER`] may together hold
-//!   more than half of the memory while no connection waits for it, unless they hardly
-//!   [move](STALLED_BYTES_PER_SECOND). Beyond half, connections are closed until the other connections
-//!   have the memory that they need: first those with the slowest transfers; then, among transfers
-//!   that wait for memory, the largest. So requests that wait for each other do not wait forever.
+//! * **Slow transfers share half.** Transfers that take longer than [`SLOW_AFTER`] may together
+//!   hold more than half of the memory while no connection waits for it, unless they hardly
+//!   [move](STALLED_BYTES_PER_SECOND). Beyond half, connections are closed until the other
+//!   connections have the memory that they need: first those with the slowest transfers; then,
+//!   among transfers that wait for memory, the largest. So requests that wait for each other do not
+//!   wait forever.
 //! * **The smallest need comes first.** A reservation does not wait behind larger ones.
 //!
 //! Deliberately absent: the buffers themselves.

@@ -4,17 +4,17 @@
 //! silently truncates the file there, whatever follows. A byte that changed in the middle would
 //! cost every acknowledged row after it. So every journal is verified here first.
 //!
-//! What must hold: an end is torn only if no valid batch follows it, or if the power may have failed
-//! and it was not synced: that leaves unsynced batches out of order. It is then cut off here.
-//! Otherwise the store is not opened.
+//! What must hold: an end is torn only if no valid batch follows it, or if the power may have
+//! failed and it was not synced: that leaves unsynced batches out of order. It is then cut off
+//! here. Otherwise the store is not opened.
 //!
 //! A damaged last batch looks like a torn end. `synced.rs` notices if the batch was synced before.
 //!
 //! A batch is `1 · items u32 · number u64`, its items, and `3 · XXH3 of the items u64 · "FJL" 3`.
 //! An item is
-//! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 · key · value`,
-//! or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch
-//! before.
+//! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 ·
+//! key · value`, or `4 · table u64`. Numbers are little-endian, and each batch has a higher one
+//! than the batch before.
 
 use std::fs::{self, File};
 use std::io;

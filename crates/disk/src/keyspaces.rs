@@ -60,8 +60,8 @@ pub enum Depth {
     Whole,
 }
 
-/// Whether there is a store in `dir` whose creation was finished. A kill or a full disk may leave an
-/// unfinished one, to which nothing was ever written.
+/// Whether there is a store in `dir` whose creation was finished. A kill or a full disk may leave
+/// an unfinished one, to which nothing was ever written.
 pub fn is_created(dir: &Path) -> bool {
     read(&dir.join(FORMAT_FILE)).is_ok_and(|format| format.as_deref() == Some(FORMAT))
 }

@@ -3,10 +3,10 @@
 //!
 //! If the machine dies while a slot is being written, the other slot is still valid, only older. A
 //! slot is `"WBJRNLS3" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
-//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), a list of tables,
-//! how many journals, and for each journal its number, the number of its last batch plus one, and a
-//! list of tables. A list of tables is how many they are, and for each table its number and that of
-//! its manifest. Numbers are little-endian.
+//! list of u64: the slot's number, the start of the machine (XXH3 of its boot id), a list of
+//! tables, how many journals, and for each journal its number, the number of its last batch plus
+//! one, and a list of tables. A list of tables is how many they are, and for each table its number
+//! and that of its manifest. Numbers are little-endian.
 
 use std::fs::{self, File};
 use std::io;
@@ -51,8 +51,8 @@ pub(crate) struct Record {
     pub(crate) number: u64,
     /// The start of the machine in which it was written; 0 if that is unknown.
     pub(crate) boot: u64,
-    /// The tables that the program writes to, without the registry. A start without the directory of
-    /// one is refused.
+    /// The tables that the program writes to, without the registry. A start without the directory
+    /// of one is refused.
     pub(crate) tables: Vec<KnownTable>,
     /// In the order of their numbers. Batches are appended to the last one.
     pub(crate) journals: Vec<KnownJournal>,

@@ -1,5 +1,5 @@
-//! Records how far the journals are synced and which tables there are, to detect a journal that lost
-//! its end and a table that is missing or older.
+//! Records how far the journals are synced and which tables there are, to detect a journal that
+//! lost its end and a table that is missing or older.
 //!
 //! A journal that was deleted, truncated between two batches, or replaced by an older copy is
 //! valid. The key-value store opens it silently, without the entries that it lost. So the file

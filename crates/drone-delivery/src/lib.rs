@@ -1,9 +1,10 @@
 //! The drone-delivery application: the delivery request, its workflow, and five simulated services.
 //!
 //! To the rest of the program the application is a workflow and a file of agents, which are data,
-//! and a [form](DroneDelivery) of requests, which the program hands to the HTTP API and to schedulers. The services simulate other teams' systems. They can be slow, fail and
-//! hang, and they record every effect in a [ledger](services). Tests read the ledger to check that
-//! each step took effect once.
+//! and a [form](DroneDelivery) of requests, which the program hands to the HTTP API and to
+//! schedulers. The services simulate other teams' systems. They can be slow, fail and hang, and
+//! they record every effect in a [ledger](services). Tests read the ledger to check that each step
+//! took effect once.
 //!
 //! Deliberately absent: schedulers, topics and stores.
 

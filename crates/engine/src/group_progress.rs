@@ -52,8 +52,8 @@ impl<T> Consumed<T> {
 pub struct Begun<T> {
     /// The record.
     pub record: Consumed<T>,
-    /// How far the old log had been read, if the record begins another log: the topic was recreated,
-    /// or lost its end. Unfinished records of the old log count no longer.
+    /// How far the old log had been read, if the record begins another log: the topic was
+    /// recreated, or lost its end. Unfinished records of the old log count no longer.
     pub old_log_read_to: Option<Offset>,
 }
 

@@ -60,8 +60,8 @@ impl Sub<Duration> for Timestamp {
     }
 }
 
-/// An instant of a clock that starts when the machine boots, and keeps running while it is suspended.
-/// Durations and leases are measured with it.
+/// An instant of a clock that starts when the machine boots, and keeps running while it is
+/// suspended. Durations and leases are measured with it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BootTime(Duration);
 

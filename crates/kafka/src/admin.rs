@@ -548,8 +548,8 @@ impl fmt::Debug for Admin {
 struct Quiet;
 
 impl ClientContext for Quiet {
-    // The library's own would be compiled, with a parser of JSON, in each crate that drops a client.
-    // Statistics are off.
+    // The library's own would be compiled, with a parser of JSON, in each crate that drops a
+    // client. Statistics are off.
     fn stats_raw(&self, _: &[u8]) {}
 }
 

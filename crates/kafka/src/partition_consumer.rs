@@ -581,8 +581,8 @@ impl ClientContext for Context {
         }
     }
 
-    // The library's own would be compiled, with a parser of JSON, in each crate that drops a consumer.
-    // Statistics are off.
+    // The library's own would be compiled, with a parser of JSON, in each crate that drops a
+    // consumer. Statistics are off.
     fn stats_raw(&self, _: &[u8]) {}
 }
 

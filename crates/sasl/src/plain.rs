@@ -2,8 +2,8 @@
 
 /// The user name and the password of a message of SASL/PLAIN, or `None` if it is malformed.
 ///
-/// The message is an identity to act as, which must be empty or the user, the user and the password,
-/// with a zero byte between them (RFC 4616, section 2).
+/// The message is an identity to act as, which must be empty or the user, the user and the
+/// password, with a zero byte between them (RFC 4616, section 2).
 #[must_use]
 pub fn plain(message: &[u8]) -> Option<(&str, &str)> {
     let mut parts = std::str::from_utf8(message).ok()?.split('\0');

@@ -41,8 +41,8 @@ pub struct Exchange {
 impl Exchange {
     /// Answers the client's first message. The answer is the second element.
     ///
-    /// `verifier` finds what is stored for a user. `nonce` is unguessable, new for each login, and of
-    /// visible ASCII characters without commas. `secret` is unguessable and never changes: it
+    /// `verifier` finds what is stored for a user. `nonce` is unguessable, new for each login, and
+    /// of visible ASCII characters without commas. `secret` is unguessable and never changes: it
     /// conceals whether a user exists.
     ///
     /// # Errors
@@ -81,7 +81,8 @@ impl Exchange {
         for (byte, other) in client_key.iter_mut().zip(proof) {
             *byte ^= other;
         }
-        // The time of the comparison may leak something about a hash, but nothing about the password.
+        // The time of the comparison may leak something about a hash, but nothing about the
+        // password.
         if Key::from(Sha256::digest(client_key)) != self.verifier.stored_key {
             return Err(Refused::Wrong);
         }
@@ -89,8 +90,8 @@ impl Exchange {
         Ok(format!("v={}", STANDARD.encode(signature)))
     }
 
-    /// The client's second message up to its proof, and the proof. `None` if it is malformed or does
-    /// not continue this login.
+    /// The client's second message up to its proof, and the proof. `None` if it is malformed or
+    /// does not continue this login.
     fn read_final<'a>(&self, message: &'a [u8]) -> Option<(&'a str, Key)> {
         let (without_proof, proof) = std::str::from_utf8(message).ok()?.rsplit_once(",p=")?;
         let proof = STANDARD.decode(proof).ok()?.try_into().ok()?;
@@ -98,8 +99,8 @@ impl Exchange {
         let header = attributes.next()?.strip_prefix("c=")?;
         let nonce = attributes.next()?.strip_prefix("r=")?;
         let continues = STANDARD.decode(header).ok()? == self.header.as_bytes()
-            // librdkafka before 2.6.1 repeats its own nonce before both. Kafka accepts that, and the
-            // proof covers it.
+            // librdkafka before 2.6.1 repeats its own nonce before both. Kafka accepts that, and
+            // the proof covers it.
             && nonce.ends_with(&*self.nonce)
             && attributes.all(is_extension);
         continues.then_some((without_proof, proof))

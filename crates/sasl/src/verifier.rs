@@ -23,14 +23,14 @@ pub(crate) type Key = [u8; 32];
 
 /// What a server stores for a user, to verify logins.
 ///
-/// It does not contain the password. But with a verifier and a recorded login, or with the attempt of
-/// a client to log in at a false server that has the verifier, anybody can log in as that user (RFC
-/// 5802, section 9): keep it secret.
+/// It does not contain the password. But with a verifier and a recorded login, or with the attempt
+/// of a client to log in at a false server that has the verifier, anybody can log in as that user
+/// (RFC 5802, section 9): keep it secret.
 ///
 /// As text it has the form that PostgreSQL uses:
-/// `SCRAM-SHA-256$4096:<salt>$<stored key>:<server key>`, with salt and keys in Base64. Other numbers
-/// of iterations and lengths of salts are refused: clients could tell such users from those who do
-/// not exist.
+/// `SCRAM-SHA-256$4096:<salt>$<stored key>:<server key>`, with salt and keys in Base64. Other
+/// numbers of iterations and lengths of salts are refused: clients could tell such users from those
+/// who do not exist.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier {
     pub(crate) salt: [u8; SALT_BYTES],
@@ -57,8 +57,8 @@ impl Verifier {
         }
     }
 
-    /// A verifier that accepts no password, for a user who does not exist. It is the same each time,
-    /// so that clients cannot tell such users from others.
+    /// A verifier that accepts no password, for a user who does not exist. It is the same each
+    /// time, so that clients cannot tell such users from others.
     pub(crate) fn decoy(user: &str, key: &Key) -> Self {
         let hash = keyed_hash(key, &[b"salt", user.as_bytes()]);
         let mut salt = [0; SALT_BYTES];

@@ -1,8 +1,8 @@
 //! The acquisition of a shard's lease.
 //!
 //! [`Acquisition`] is a state machine. It has one [`AcquisitionCall`] in progress at a time: the
-//! driver performs it and passes the [`AcquisitionAnswer`] to [`Acquisition::handle`], with the time,
-//! and gets the next one.
+//! driver performs it and passes the [`AcquisitionAnswer`] to [`Acquisition::handle`], with the
+//! time, and gets the next one.
 //!
 //! What must hold here:
 //!
@@ -10,8 +10,8 @@
 //!   seen it unchanged for its duration plus the margin. An exclusive store needs no wait, since no
 //!   older owner can be running.
 //! * **A shard begins only after all its predecessors have ended.** They were taken from their
-//!   owners for good, by conditional writes, so that no owner can write, send or commit any more. If
-//!   a shard gets another partition, its predecessors have read the old one to its end.
+//!   owners for good, by conditional writes, so that no owner can write, send or commit any more.
+//!   If a shard gets another partition, its predecessors have read the old one to its end.
 //! * **The very first owner stores where the logs begin**, and the IDs of their topics, in the same
 //!   write that takes the lease. So a log that later loses its beginning, or is recreated, is never
 //!   mistaken for a new one.
@@ -99,9 +99,9 @@ impl Acquisition {
     /// Handles the answer to the last call, and returns what comes next. `now` is the time at which
     /// the answer arrived; the driver begins the next call at once.
     ///
-    /// It waits for a silent owner's lease to expire, and for the owners of the shards that this one
-    /// follows. It ends early if a call fails, if the store has another layout by then, or if the
-    /// shard must not run.
+    /// It waits for a silent owner's lease to expire, and for the owners of the shards that this
+    /// one follows. It ends early if a call fails, if the store has another layout by then, or if
+    /// the shard must not run.
     pub fn handle(&mut self, answer: AcquisitionAnswer, now: Now) -> AcquisitionStep {
         let next = self.advance(answer, now);
         let step = next.unwrap_or_else(|error| AcquisitionStep::Done(Err(error)));
@@ -221,9 +221,9 @@ impl Acquisition {
         Ok(call.into())
     }
 
-    /// Reads the ends of the logs, and again while the lease lasts: giving up after the first failure
-    /// would mean waiting for the lease to expire. (The leader of a new topic might not know the
-    /// topic yet.)
+    /// Reads the ends of the logs, and again while the lease lasts: giving up after the first
+    /// failure would mean waiting for the lease to expire. (The leader of a new topic might not
+    /// know the topic yet.)
     fn read_ends(&mut self, held: HeldLease) -> AcquisitionCall {
         let partition = held.row.partition;
         self.stage = Stage::ReadingEnds(held);

@@ -351,9 +351,9 @@ impl Commits {
         }
     }
 
-    /// Handles the acknowledgement of messages, or their failed delivery. Returns the shard that must
-    /// restart because one of its messages may be missing, with the assignment under which they were
-    /// sent, and the reason.
+    /// Handles the acknowledgement of messages, or their failed delivery. Returns the shard that
+    /// must restart because one of its messages may be missing, with the assignment under which
+    /// they were sent, and the reason.
     pub(crate) fn settled(
         &mut self,
         number: SendNumber,

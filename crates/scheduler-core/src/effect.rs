@@ -28,7 +28,8 @@ pub enum Effect {
         /// The layout that it runs under.
         layout: Layout,
     },
-    /// Release a lease that no shard uses: write `free` if the stored lease is `held`. Not answered.
+    /// Release a lease that no shard uses: write `free` if the stored lease is `held`. Not
+    /// answered.
     HandBack {
         /// The lease as it was acquired.
         held: Box<Lease>,
@@ -84,8 +85,8 @@ pub enum Effect {
         number: CommitNumber,
         /// The rows and the entries of the indexes.
         batch: WriteBatch,
-        /// The pause before rows are written again whose earlier write may have happened; `None` for
-        /// rows that are written for the first time.
+        /// The pause before rows are written again whose earlier write may have happened; `None`
+        /// for rows that are written for the first time.
         again_after: Option<Duration>,
     },
     /// Send the messages of a shard, unless the lease has ended. Answered with
@@ -108,8 +109,8 @@ pub enum Effect {
         /// The reply.
         reply: StepReply,
     },
-    /// Drop requests of a shard that agents of this process have not started. Not answered: its next
-    /// owner sends them again.
+    /// Drop requests of a shard that agents of this process have not started. Not answered: its
+    /// next owner sends them again.
     Forget(ShardId),
     /// Start reading the topics of a shard. Not answered.
     Assign(Box<Assignment>),
@@ -130,8 +131,8 @@ pub enum Effect {
     },
     /// Stop reading for a shard. Not answered.
     Unassign(ShardId),
-    /// Read the end of the replies of a partition; repeat it until the broker answers. Answered with
-    /// [`Input::InboxEnd`](crate::Input::InboxEnd).
+    /// Read the end of the replies of a partition; repeat it until the broker answers. Answered
+    /// with [`Input::InboxEnd`](crate::Input::InboxEnd).
     ReadInboxEnd {
         /// The shard.
         shard: ShardId,

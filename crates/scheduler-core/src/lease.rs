@@ -75,8 +75,8 @@ impl From<Panicked> for AcquireError {
 }
 
 impl HeldLease {
-    /// The lease with which `owner` takes over from `before`, which nobody holds any more. The write
-    /// that takes it begins at `now`.
+    /// The lease with which `owner` takes over from `before`, which nobody holds any more. The
+    /// write that takes it begins at `now`.
     #[must_use]
     pub fn taking(before: Lease, owner: OwnerId, terms: LeaseTerms, now: Now) -> Self {
         let stamp_floor = before.stamp_limit;

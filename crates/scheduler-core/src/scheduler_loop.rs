@@ -1,11 +1,11 @@
-//! The loop that drives the engines of all shards of this process, as a state machine: inputs and the
-//! time in, effects out.
+//! The loop that drives the engines of all shards of this process, as a state machine: inputs and
+//! the time in, effects out.
 //!
 //! It applies inputs to the engines, hands everything that changed to one group commit, sends the
-//! messages once the commit is durable, and lets their acknowledgements move the checkpoints. While a
-//! commit is in flight it keeps applying inputs, whose changes form the next commit. So batches grow
-//! with the load. A commit waits for more rows only if another with many rows began less than a
-//! millisecond before.
+//! messages once the commit is durable, and lets their acknowledgements move the checkpoints. While
+//! a commit is in flight it keeps applying inputs, whose changes form the next commit. So batches
+//! grow with the load. A commit waits for more rows only if another with many rows began less than
+//! a millisecond before.
 //!
 //! What must hold here:
 //!
@@ -14,8 +14,8 @@
 //! * every wait ends: a task that panics reports it, and a shard whose rows are written or read for
 //!   too long without an answer is given up.
 //!
-//! Deliberately absent: everything that performs an effect, and every clock. The driver performs the
-//! effects in order after each call.
+//! Deliberately absent: everything that performs an effect, and every clock. The driver performs
+//! the effects in order after each call.
 
 mod admission;
 mod layout;
@@ -129,7 +129,8 @@ impl SchedulerLoop {
         self.slots.get(&shard)
     }
 
-    /// What the engine of a shard has counted since the last call; `None` if the shard does not run.
+    /// What the engine of a shard has counted since the last call; `None` if the shard does not
+    /// run.
     pub fn take_stats(&mut self, shard: ShardId) -> Option<EngineStats> {
         match &mut self.slots.get_mut(&shard)?.state {
             SlotState::Owned(owned) => Some(owned.engine.take_stats()),

@@ -141,10 +141,11 @@ impl Dispatcher {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a shard, unless its lease, which is valid until `valid_until`, has ended
-    /// meanwhile: sending those of the shard before it may have taken a while. [`Dispatcher::settled`]
-    /// returns `number` once all records are acknowledged. Requests to agents of this process need no
-    /// acknowledgement: they are lost together with the engine, and the next owner sends them again.
+    /// Sends the messages of a shard, unless its lease, which is valid until `valid_until`, has
+    /// ended meanwhile: sending those of the shard before it may have taken a while.
+    /// [`Dispatcher::settled`] returns `number` once all records are acknowledged. Requests to
+    /// agents of this process need no acknowledgement: they are lost together with the engine, and
+    /// the next owner sends them again.
     pub(super) fn send(
         &mut self,
         number: SendNumber,

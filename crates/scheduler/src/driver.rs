@@ -1,5 +1,5 @@
-//! Drives the loop (`waybill_scheduler_core`): gives it inputs and the time, and performs its effects
-//! on Kafka, the state store and the agents of this process.
+//! Drives the loop (`waybill_scheduler_core`): gives it inputs and the time, and performs its
+//! effects on Kafka, the state store and the agents of this process.
 //!
 //! One thread does this. What must hold here:
 //!

@@ -33,8 +33,8 @@ impl From<Input> for Incoming {
     }
 }
 
-/// The sending side of the driver's channel. It never blocks. Its length is bounded by the consumers'
-/// credit, by the single commit, by the one load and renewal per shard in flight, and by the
-/// unacknowledged step requests. [`Incoming::Answered`] is queued once until the driver receives it;
-/// the agents queue the replies themselves.
+/// The sending side of the driver's channel. It never blocks. Its length is bounded by the
+/// consumers' credit, by the single commit, by the one load and renewal per shard in flight, and by
+/// the unacknowledged step requests. [`Incoming::Answered`] is queued once until the driver
+/// receives it; the agents queue the replies themselves.
 pub(super) type Inputs = mpsc::Sender<Incoming>;

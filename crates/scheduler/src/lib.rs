@@ -3,8 +3,8 @@
 //!
 //! `waybill_scheduler_core` decides: it is the loop with the engines of all shards of this process.
 //! One thread drives it (`driver`). Three more poll the consumers (`consumers`). One producer
-//! (`dispatcher`) and one group commit serve all shards, so that cost does not grow with the number of
-//! partitions. Recoveries from the supervisor wake operations that were handed off.
+//! (`dispatcher`) and one group commit serve all shards, so that cost does not grow with the number
+//! of partitions. Recoveries from the supervisor wake operations that were handed off.
 //!
 //! The invariants are documented with the code that keeps them: rows before messages, and no action
 //! after the lease has ended, in `waybill_scheduler_core`; no read beyond the room in `credit`.

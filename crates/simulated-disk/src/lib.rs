@@ -1,12 +1,12 @@
 //! A disk in memory for deterministic tests of what is stored on one: the operations of
 //! [`waybill_disk::files`], with a seed.
 //!
-//! * [`SimulatedDisk::crash_after`] stops everything at any operation; [`SimulatedDisk::restart`] says
-//!   what the disk holds then: all that was written, if only the process died, or whatever a power
-//!   loss leaves ([`Loss`]).
+//! * [`SimulatedDisk::crash_after`] stops everything at any operation; [`SimulatedDisk::restart`]
+//!   says what the disk holds then: all that was written, if only the process died, or whatever a
+//!   power loss leaves ([`Loss`]).
 //! * [`SimulatedDisk::fail`] makes one later operation fail, [`SimulatedDisk::set_full`] fills the
-//!   disk, [`SimulatedDisk::set_short`] makes reads and writes short, [`SimulatedDisk::rot`] flips a
-//!   bit, [`SimulatedDisk::evict`] drops clean pages.
+//!   disk, [`SimulatedDisk::set_short`] makes reads and writes short, [`SimulatedDisk::rot`] flips
+//!   a bit, [`SimulatedDisk::evict`] drops clean pages.
 //!
 //! What must hold: **what was synced survives**, names only if their directory was synced, and
 //! nothing but [`SimulatedDisk::rot`] changes it. A failed sync is worse than none: its pages count
@@ -132,8 +132,8 @@ impl SimulatedDisk {
         self.state().restart(loss);
     }
 
-    /// The id of the machine's present start, as [`waybill_disk::boot_id`] has it: another one after
-    /// a restart with any [`Loss`] but that of the process.
+    /// The id of the machine's present start, as [`waybill_disk::boot_id`] has it: another one
+    /// after a restart with any [`Loss`] but that of the process.
     #[must_use]
     pub fn boot_id(&self) -> Option<String> {
         Some(self.state().boot.to_string())

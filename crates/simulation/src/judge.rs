@@ -83,8 +83,8 @@ pub struct Judge {
     recoveries: BTreeSet<Uuid>,
     /// The index entries that recoveries on the logs are about.
     woken: BTreeSet<(Timestamp, OperationId)>,
-    /// Operations that nothing but an audit may wake: an entry of the deadline index, or a recovery,
-    /// was lost.
+    /// Operations that nothing but an audit may wake: an entry of the deadline index, or a
+    /// recovery, was lost.
     pub lost_wakes: BTreeSet<OperationId>,
     /// Operations whose stored row is of an earlier ownership and was never read.
     branched: BTreeSet<OperationId>,

@@ -1,13 +1,13 @@
 //! A simulator for the engine and the loops of schedulers, supervisors and agents, the code that
 //! ships. The logs, store, handlers, services, callers and operators are simulated in memory, with
-//! virtual time and a seed. All kinds of faults are injected: processes die between any two actions,
-//! or pause and resume too late; clocks are wrong; messages arrive late, twice and out of order;
-//! services succeed, fail, hang and refuse. A judge checks the invariants on every write, message
-//! and checkpoint, and the whole run at its end. See `docs/simulator.md`.
+//! virtual time and a seed. All kinds of faults are injected: processes die between any two
+//! actions, or pause and resume too late; clocks are wrong; messages arrive late, twice and out of
+//! order; services succeed, fail, hang and refuse. A judge checks the invariants on every write,
+//! message and checkpoint, and the whole run at its end. See `docs/simulator.md`.
 //!
-//! A failing seed prints its number, and the history of the affected operation in a smaller run that
-//! breaks the same rule. `WAYBILL_TEST_SEED=<n>`
-//! runs that seed alone, `WAYBILL_TEST_SEEDS=<n>` as many, from `WAYBILL_TEST_FIRST_SEED=<n>` on.
+//! A failing seed prints its number, and the history of the affected operation in a smaller run
+//! that breaks the same rule. `WAYBILL_TEST_SEED=<n>` runs that seed alone,
+//! `WAYBILL_TEST_SEEDS=<n>` as many, from `WAYBILL_TEST_FIRST_SEED=<n>` on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,12 +50,13 @@ const SEEDS: u64 = if cfg!(debug_assertions) {
 /// How many threads run seeds.
 const THREADS: u64 = 2;
 
-/// Runs seeds among random faults; all must keep every rule, and together they must have seen everything.
+/// Runs seeds among random faults; all must keep every rule, and together they must have seen
+/// everything.
 ///
 /// # Panics
 ///
-/// If a run breaks a rule, with the history of the affected operation, or if something that must occur now and then
-/// was hardly seen.
+/// If a run breaks a rule, with the history of the affected operation, or if something that must
+/// occur now and then was hardly seen.
 pub fn check_random_faults() {
     if let Some(seed) = setting("WAYBILL_TEST_SEED") {
         return report(seed);

@@ -214,8 +214,8 @@ impl Run {
         }
     }
 
-    /// Whether it is worth a look whether the run has ended: renewals happen all the time, unless no
-    /// shard runs.
+    /// Whether it is worth a look whether the run has ended: renewals happen all the time, unless
+    /// no shard runs.
     fn may_be_over_after(&self, what: &What) -> bool {
         let What::Scheduler(_, act) = what else {
             return false;

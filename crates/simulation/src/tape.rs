@@ -1,5 +1,5 @@
-//! Runs from a tape: the numbers that decide everything random in a run. A run that breaks a rule is
-//! made smaller before it is printed, and a fuzzer may write tapes.
+//! Runs from a tape: the numbers that decide everything random in a run. A run that breaks a rule
+//! is made smaller before it is printed, and a fuzzer may write tapes.
 
 use crate::bugs::Bug;
 use crate::history::Rule;
@@ -36,7 +36,8 @@ pub fn tape_of_bytes(bytes: &[u8]) -> Vec<u64> {
     pairs.map(number).collect()
 }
 
-/// Makes a tape that breaks a rule smaller: a shorter one with fewer faults that breaks the same rule.
+/// Makes a tape that breaks a rule smaller: a shorter one with fewer faults that breaks the same
+/// rule.
 pub fn shrink(tape: Vec<u64>, rule: Rule, bug: Option<Bug>) -> Vec<u64> {
     let mut runs = RUNS_MAX;
     let mut breaks = |tape: &[u64]| {
@@ -45,8 +46,8 @@ pub fn shrink(tape: Vec<u64>, rule: Rule, bug: Option<Bug>) -> Vec<u64> {
         Some(violation.is_some_and(|broken| broken.rule == rule))
     };
     let mut smallest = tape;
-    // Without its end. A shorter tape may break the rule although a longer one does not, so any that
-    // breaks it is accepted.
+    // Without its end. A shorter tape may break the rule although a longer one does not, so any
+    // that breaks it is accepted.
     let mut cut = smallest.len() / 2;
     while cut > 0 {
         let shorter = &smallest[..smallest.len() - cut];

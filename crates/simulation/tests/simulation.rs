@@ -1,4 +1,5 @@
-//! The checks of the simulator, each as a test. They are functions of the library, which is optimised as tests are not.
+//! The checks of the simulator, each as a test. They are functions of the library, which is
+//! optimised as tests are not.
 
 #[test]
 fn random_faults_lose_duplicate_or_half_undo_nothing() {

@@ -22,12 +22,12 @@ impl DueEntry {
     /// How far ahead an entry that was too late is written again.
     const LEAD: Duration = Duration::from_secs(1);
 
-    /// This entry as its writer writes it once more at `now`, because the sweep has moved its cursor
-    /// over it; `None` if it has not. The operation's row may have an earlier due time: an entry that
-    /// comes up later than that is harmless.
+    /// This entry as its writer writes it once more at `now`, because the sweep has moved its
+    /// cursor over it; `None` if it has not. The operation's row may have an earlier due time: an
+    /// entry that comes up later than that is harmless.
     ///
-    /// It is later by whole seconds, so that different entries stay different: a sweep passes over an
-    /// entry that it has dealt with.
+    /// It is later by whole seconds, so that different entries stay different: a sweep passes over
+    /// an entry that it has dealt with.
     #[must_use]
     pub fn ahead_of(self, cursor: DueBucket, now: Timestamp) -> Option<Self> {
         if DueBucket::of(self.due) >= cursor {

@@ -88,9 +88,9 @@ impl CqlStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unusable`] if the servers or the keyspace are unsuitable, or the schema is newer
-    /// than this program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be
-    /// created.
+    /// [`StoreError::Unusable`] if the servers or the keyspace are unsuitable, or the schema is
+    /// newer than this program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could
+    /// not be created.
     pub fn migrate(config: &CqlConfig) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(Self::migrated(config))
     }
@@ -158,7 +158,8 @@ impl CqlStore {
     /// Every row that exists now, in no particular order, each readable or not. Reads the whole
     /// table, page by page: only for moving a store elsewhere.
     ///
-    /// Future and stream are boxed, so that this crate compiles them rather than the crate that reads them.
+    /// Future and stream are boxed, so that this crate compiles them rather than the crate that
+    /// reads them.
     ///
     /// # Errors
     ///

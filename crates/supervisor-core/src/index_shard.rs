@@ -1,8 +1,8 @@
 //! One index shard of the deadline index: its lease, its sweep and its cursor.
 //!
 //! [`IndexShard`] is a state machine. It has one [`Effect`] in progress at a time: the driver
-//! performs it and passes the resulting [`Event`] to [`IndexShard::handle`], with the time, and gets
-//! the next one.
+//! performs it and passes the resulting [`Event`] to [`IndexShard::handle`], with the time, and
+//! gets the next one.
 //!
 //! What must hold:
 //!
@@ -65,7 +65,8 @@ pub struct IndexShardSettings {
 }
 
 /// What the driver performs next. Each effect has one result, an [`Event`]. All but
-/// [`Effect::Wait`], [`Effect::TakeTurn`] and [`Effect::Reroute`] may also end in [`Event::Failed`].
+/// [`Effect::Wait`], [`Effect::TakeTurn`] and [`Effect::Reroute`] may also end in
+/// [`Event::Failed`].
 #[derive(Clone, PartialEq, Debug)]
 pub enum Effect {
     /// Wait for this long, or until the supervisor stops; then [`Event::Waited`].

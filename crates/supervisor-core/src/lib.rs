@@ -1,8 +1,8 @@
 //! The supervisor's loops, and none of their effects.
 //!
 //! Each loop is a state machine. Its driver (`waybill-supervisor`, or a test) performs one effect
-//! at a time on the state store, the topics and the clock, and passes the result back with the time.
-//! So a test can drive exactly the code that runs in production, through any order of faults.
+//! at a time on the state store, the topics and the clock, and passes the result back with the
+//! time. So a test can drive exactly the code that runs in production, through any order of faults.
 //!
 //! * [`IndexShard`]: the lease of an index shard, the sweep of its due entries, and its cursor.
 //! * [`Audit`]: finds operations of an index shard that nothing would wake, and wakes them.

@@ -19,8 +19,8 @@
 //! Once an hour the whole table is read, for entries with old timestamps: imported entries, and
 //! those of a scheduler whose clock was wrong.
 //!
-//! [`Parked`] is a state machine, driven like [`IndexShard`](crate::IndexShard), for as long as this
-//! process sweeps the index shard.
+//! [`Parked`] is a state machine, driven like [`IndexShard`](crate::IndexShard), for as long as
+//! this process sweeps the index shard.
 
 mod stats;
 

@@ -32,8 +32,8 @@ const GROUP: &str = "supervisors";
 const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_RECORDS_MAX: usize = 500;
 const POLL_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// How long the recoveries of one poll may take at the maximum rate. A consumer that does not poll for
-/// five minutes leaves its group, and another one would begin with the same records.
+/// How long the recoveries of one poll may take at the maximum rate. A consumer that does not poll
+/// for five minutes leaves its group, and another one would begin with the same records.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(60);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 

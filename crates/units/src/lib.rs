@@ -1,8 +1,8 @@
-//! Durations and sizes as people write them: a whole number and its unit, perhaps with blanks around
-//! them.
+//! Durations and sizes as people write them: a whole number and its unit, perhaps with blanks
+//! around them.
 //!
-//! Workflows, agents, the configuration, command lines, queries and scenarios of the load test share
-//! this grammar, and their JSON Schemas share its patterns. A pattern accepts what the parser
+//! Workflows, agents, the configuration, command lines, queries and scenarios of the load test
+//! share this grammar, and their JSON Schemas share its patterns. A pattern accepts what the parser
 //! accepts, except that only the parser knows the maximum.
 //!
 //! Deliberately absent: ranges of single settings. The crate that owns a setting checks its range.

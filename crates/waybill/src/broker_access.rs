@@ -1,9 +1,9 @@
 //! The rights of a token on the embedded broker.
 //!
 //! With authentication on, the embedded broker requires clients to log in with a token as the
-//! password. A PLAIN login may have any user name; a SCRAM login uses the token's name. The roles in the broker's own process have their own
-//! listener, and log in there with a token that this process alone knows, whether or not
-//! authentication is on: nobody else can use up that listener.
+//! password. A PLAIN login may have any user name; a SCRAM login uses the token's name. The roles
+//! in the broker's own process have their own listener, and log in there with a token that this
+//! process alone knows, whether or not authentication is on: nobody else can use up that listener.
 //!
 //! What must hold: only agents and administrators read step requests and write replies. A token
 //! that is withdrawn or expires loses its rights immediately, on open connections too. Records of

@@ -23,8 +23,8 @@ pub struct Running {
     /// A Kafka-protocol broker, for the status topic
     #[arg(long, value_name = "HOST:PORT,...", default_value = "127.0.0.1:9092")]
     brokers: String,
-    /// File with librdkafka properties for the brokers, such as a login: a line `name=value` each, as
-    /// for `kcat -F`
+    /// File with librdkafka properties for the brokers, such as a login: a line `name=value` each,
+    /// as for `kcat -F`
     #[arg(long, value_name = "FILE", value_parser = properties)]
     kafka_config: Option<Properties>,
     /// The prefix of Waybill's topics

@@ -1,12 +1,12 @@
 //! Agents that a scheduler in the same process calls directly: neither request nor reply is a
 //! record.
 //!
-//! [`Queues`] decides here, too, so the guarantees of the run loop over topics hold: no agent blocks
-//! another, requests without room are answered `not attempted` immediately, there are no answers past
-//! complete-by, a superseded owner is refused, and a panic of a handler ends one attempt. Only
-//! owners in this process send requests to these agents. Requests in flight are lost with the
-//! process, like everything in the scheduler's memory: the next owner of the operations requests the
-//! same attempts again.
+//! [`Queues`] decides here, too, so the guarantees of the run loop over topics hold: no agent
+//! blocks another, requests without room are answered `not attempted` immediately, there are no
+//! answers past complete-by, a superseded owner is refused, and a panic of a handler ends one
+//! attempt. Only owners in this process send requests to these agents. Requests in flight are lost
+//! with the process, like everything in the scheduler's memory: the next owner of the operations
+//! requests the same attempts again.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -2,8 +2,8 @@
 //! it finishes.
 //!
 //! Records that could not be sent or were not acknowledged are kept in the
-//! [`AgentLoop`](waybill_agent_core::AgentLoop). The poller sends them again before it reads on, so a
-//! broker that accepts no records also stops the reading of requests. After a fatal error the
+//! [`AgentLoop`](waybill_agent_core::AgentLoop). The poller sends them again before it reads on, so
+//! a broker that accepts no records also stops the reading of requests. After a fatal error the
 //! producer is recreated; the records that it did not deliver are kept, too.
 
 use std::fmt;

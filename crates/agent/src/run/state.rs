@@ -23,8 +23,8 @@ impl State {
         }
     }
 
-    /// Locks the loop, for a call that finishes no record, or by the polling thread: it is the one that
-    /// waits.
+    /// Locks the loop, for a call that finishes no record, or by the polling thread: it is the one
+    /// that waits.
     pub(super) fn lock(&self) -> MutexGuard<'_, AgentLoop<Arc<Outgoing>>> {
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,8 +5,8 @@
 //! succeed without having written them.
 //!
 //! The modules of the log reach files through a [`Disk`] alone (`.ci/structure` checks it), so that
-//! a simulated disk sees every operation. In unit tests, `faults` is between the log and the disk of
-//! the system.
+//! a simulated disk sees every operation. In unit tests, `faults` is between the log and the disk
+//! of the system.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;

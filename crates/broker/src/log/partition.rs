@@ -119,8 +119,8 @@ pub(crate) struct Partition {
     /// Consumers see offsets below this (the high watermark).
     pub(super) visible: AtomicI64,
     pub(super) log_start: AtomicI64,
-    /// Everything below this is durable. On a synced topic it is stored, too, before readers see the
-    /// records (see [`SyncedEnds`](super::SyncedEnds)).
+    /// Everything below this is durable. On a synced topic it is stored, too, before readers see
+    /// the records (see [`SyncedEnds`](super::SyncedEnds)).
     pub(super) synced_end: AtomicI64,
     pub(super) condition: AtomicU8,
     /// Why it is offline.

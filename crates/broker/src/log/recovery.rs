@@ -108,8 +108,8 @@ pub(super) fn recover(
     }
     for segment in segments.iter().filter(|segment| !segment.has_index) {
         segment.write_again(disk, synced_end)?;
-        // Also if nothing was written: else a tail that was cut when this segment was the active one
-        // could return in a power loss, before the valid data that follows.
+        // Also if nothing was written: else a tail that was cut when this segment was the active
+        // one could return in a power loss, before the valid data that follows.
         let synced = segment.file.sync(disk);
         synced.map_err(LogError::of("cannot sync", segment.file.path()))?;
         segment.store_index(disk, dir)?;

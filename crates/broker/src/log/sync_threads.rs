@@ -100,7 +100,8 @@ impl SyncQueue {
     }
 
     /// Ends a round of successful syncs: stores how far the partitions are synced, and only then
-    /// wakes what waits for that. Returns whether it has stored them, which it does if any has moved.
+    /// wakes what waits for that. Returns whether it has stored them, which it does if any has
+    /// moved.
     ///
     /// If they cannot be stored, the synced records are acknowledged nevertheless, since they are
     /// durable.

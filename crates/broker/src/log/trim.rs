@@ -87,8 +87,9 @@ impl Partition {
         log.active.bytes > 0 && self.high_watermark() >= log.active.next_offset
     }
 
-    /// Deletes segments that were removed from the log, the oldest first. After an error, those that
-    /// are left return to it: if later ones were deleted before them, a start would find a gap.
+    /// Deletes segments that were removed from the log, the oldest first. After an error, those
+    /// that are left return to it: if later ones were deleted before them, a start would find a
+    /// gap.
     fn remove(
         &self,
         log: std::sync::MutexGuard<'_, Log>,
@@ -101,8 +102,8 @@ impl Partition {
         self.log_start.fetch_max(first, Ordering::AcqRel);
         drop(log);
         for (at, segment) in deleted.iter().enumerate() {
-            // The names of the segments that stay become durable first: without any segment, the log
-            // would begin at 0 again.
+            // The names of the segments that stay become durable first: without any segment, the
+            // log would begin at 0 again.
             let named = match at {
                 0 => self.limits.disk.sync_dir(&self.dir),
                 _ => Ok(()),
@@ -118,8 +119,8 @@ impl Partition {
         Ok(())
     }
 
-    /// Deletes the files of a segment. Durable when it returns: in a power loss, the deletion of the
-    /// next one must not survive without this one.
+    /// Deletes the files of a segment. Durable when it returns: in a power loss, the deletion of
+    /// the next one must not survive without this one.
     fn delete_segment(&self, segment: &ClosedSegment) -> io::Result<()> {
         let disk = &*self.limits.disk;
         let base = segment.index.base;

@@ -1,5 +1,5 @@
-//! Starts of the machine: what the stored record may say of them, and so whether a process must take
-//! it that the machine has booted since the log was open, or must not.
+//! Starts of the machine: what the stored record may say of them, and so whether a process must
+//! take it that the machine has booted since the log was open, or must not.
 
 use std::collections::BTreeSet;
 

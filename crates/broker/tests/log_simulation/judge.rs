@@ -70,8 +70,8 @@ pub(super) struct Entry {
 pub(super) struct Judge {
     /// By first offset. Those that were trimmed stay: a crash may bring them back.
     pub(super) entries: BTreeMap<i64, Entry>,
-    /// Batches whose append failed, and where they began: a crash may bring back what was written of
-    /// them, unless something durable is there.
+    /// Batches whose append failed, and where they began: a crash may bring back what was written
+    /// of them, unless something durable is there.
     pub(super) doubts: Vec<(i64, Entry)>,
     /// What is below survives everything but rot.
     pub(super) durable_end: i64,
@@ -242,8 +242,8 @@ impl Judge {
         entry.is_some_and(|entry| is_same(&entry.bytes, base, batch))
     }
 
-    /// Takes a batch at `base` whose append failed for one that is there. Returns whether it may be:
-    /// nothing durable was there.
+    /// Takes a batch at `base` whose append failed for one that is there. Returns whether it may
+    /// be: nothing durable was there.
     fn resolve_doubt(&mut self, base: i64, batch: &[u8]) -> bool {
         let mut doubts = self.doubts.iter();
         let found = doubts.find(|(at, entry)| *at == base && is_same(&entry.bytes, base, batch));
@@ -385,8 +385,8 @@ impl Judge {
         self.entries.insert(offsets.start, entry);
     }
 
-    /// Whether this is a batch that was never synced and has lost its offset with a sector. A repair
-    /// keeps it, because its checksum is right.
+    /// Whether this is a batch that was never synced and has lost its offset with a sector. A
+    /// repair keeps it, because its checksum is right.
     fn is_moved(&self, batch: &[u8]) -> bool {
         let unsynced = self
             .entries

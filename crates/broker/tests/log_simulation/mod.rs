@@ -28,8 +28,8 @@ const SEEDS_MAX: u64 = 3_000;
 const THREADS: u64 = 2;
 /// The document with the table of bugs.
 const DOCS: &str = include_str!("../../../../docs/simulator.md");
-/// What must happen in one of this many runs, at least. Each happens at least twice as often, so that
-/// a change of the log or the simulation does not fail here by chance.
+/// What must happen in one of this many runs, at least. Each happens at least twice as often, so
+/// that a change of the log or the simulation does not fail here by chance.
 const SEEN: [(&str, u64); 18] = [
     ("synced", 1),
     ("sync failed", 30),

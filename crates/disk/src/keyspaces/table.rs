@@ -1,10 +1,10 @@
-//! The files that hold entries: verifies all of a small file, and everything but the data blocks of a
-//! larger one; restores what a copy covers.
+//! The files that hold entries: verifies all of a small file, and everything but the data blocks of
+//! a larger one; restores what a copy covers.
 //!
 //! A file is an archive: data blocks first, then the sections that are needed to find them. A block
 //! in those is
-//! `"LSM\x03" · kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all of this u32`,
-//! and the rest.
+//! `"LSM\x03" · kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 ·
+//! the low 32 bits of the XXH3 of all of this u32`, and the rest.
 
 use std::fs::{self, File};
 use std::io;
@@ -129,7 +129,8 @@ fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, Chec
     })
 }
 
-/// Verifies what follows the data blocks: all but the filter, and on the first level the filter, too.
+/// Verifies what follows the data blocks: all but the filter, and on the first level the filter,
+/// too.
 fn verify_end(path: &Path, named: &TableFile, level: u8) -> Result<Verified, CheckError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -203,8 +204,8 @@ fn verify_sections(
     Ok(end)
 }
 
-/// The number of a file in its section `meta`, which holds the key verbatim, the length of the value
-/// and the value. Keys of users precede it.
+/// The number of a file in its section `meta`, which holds the key verbatim, the length of the
+/// value and the value. Keys of users precede it.
 fn number_in(meta: &[u8]) -> Option<u64> {
     let key = b"table_id\x08";
     let at = meta.windows(key.len()).rposition(|bytes| bytes == key)?;
@@ -282,8 +283,8 @@ impl Copy {
         self.len - self.end.len() as u64
     }
 
-    /// Verifies that a file ends with this copy. A file of another store may have the same number, and
-    /// some bytes have no checksum of their own.
+    /// Verifies that a file ends with this copy. A file of another store may have the same number,
+    /// and some bytes have no checksum of their own.
     fn verify_end_of(&self, path: &Path) -> Result<Verified, CheckError> {
         let file = File::open(path).map_err(at(path))?;
         let len = file.metadata().map_err(at(path))?.len();

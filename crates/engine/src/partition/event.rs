@@ -55,8 +55,8 @@ pub enum Event {
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.
         fingerprint: u64,
-        /// For a request, the operation of this shard that its key names. It may have begun with the
-        /// record, which an earlier owner could read.
+        /// For a request, the operation of this shard that its key names. It may have begun with
+        /// the record, which an earlier owner could read.
         operation: Option<OperationId>,
         /// Why it cannot be decoded, or is refused.
         cause: String,

@@ -1,5 +1,5 @@
-//! The progress of the engine on the two request topics, what blocks it, and which requests are kept
-//! for their operations.
+//! The progress of the engine on the two request topics, what blocks it, and which requests are
+//! kept for their operations.
 
 use crate::id::{Offset, OperationId};
 use crate::partition::figures::{EngineCheckpoint, Held};

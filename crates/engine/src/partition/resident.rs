@@ -190,8 +190,8 @@ impl ResidentOperation {
         now: Timestamp,
     ) -> Self {
         let workflow = workflow_of(&row, workflows).cloned();
-        // A hand-off leaves an index entry at the row's next due time. If another owner wrote it, the
-        // sweep may have passed the entry: that owner may have died before it looked.
+        // A hand-off leaves an index entry at the row's next due time. If another owner wrote it,
+        // the sweep may have passed the entry: that owner may have died before it looked.
         let is_indexed = row.state.handed_off && is_own;
         Self {
             bytes: weight(&row.created, &row.state),
@@ -503,9 +503,9 @@ fn weight(created: &Created, state: &OperationState) -> usize {
 }
 
 /// The instant of the index entry for an operation that is due at `due`: never so near that its
-/// bucket may have been swept before the entry is durable. It is also later than any entry that came
-/// up: the clock of a supervisor may be ahead, and a sweep passes over an entry that it has dealt
-/// with.
+/// bucket may have been swept before the entry is durable. It is also later than any entry that
+/// came up: the clock of a supervisor may be ahead, and a sweep passes over an entry that it has
+/// dealt with.
 pub(super) fn index_at(due: Timestamp, now: Timestamp, came_up: Option<Timestamp>) -> Timestamp {
     const INDEX_LEAD: Duration = Duration::from_secs(1);
     let after = came_up.map_or(now, |came_up| came_up.max(now));

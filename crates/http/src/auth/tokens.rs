@@ -42,7 +42,8 @@ impl NewToken {
         hash_of(text) == self.hash
     }
 
-    /// What a server stores to verify logins with SCRAM-SHA-256, in which this token is the password.
+    /// What a server stores to verify logins with SCRAM-SHA-256, in which this token is the
+    /// password.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! The JSON of a problem, which servers write and clients read.
 //!
-//! Other servers may leave members out, or describe a problem in another form: a client reads what is
-//! missing as empty.
+//! Other servers may leave members out, or describe a problem in another form: a client reads what
+//! is missing as empty.
 
 use std::borrow::Cow;
 

@@ -22,7 +22,8 @@ const QUEUE_RECORDS: RangeInclusive<usize> = 16..=RECORDS_MAX;
 const READS_MAX: usize = 100_000;
 const IDLE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const ACCEPT_TIMEOUT_MIN: Duration = Duration::from_millis(100);
-/// The lower end is for an input of three levels within its request. Deeper than the limit, reading a body could exhaust the stack.
+/// The lower end is for an input of three levels within its request. Deeper than the limit, reading
+/// a body could exhaust the stack.
 const JSON_DEPTH: RangeInclusive<usize> = 4..=DEPTH_LIMIT_MAX;
 /// A request with its contacts and references.
 const REQUEST_BYTES_MIN: ByteSize = ByteSize::kib(1);

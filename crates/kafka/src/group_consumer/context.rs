@@ -64,8 +64,8 @@ impl ClientContext for Context {
         self.log.error(&error, reason);
     }
 
-    // The library's own would be compiled, with a parser of JSON, in each crate that drops a consumer.
-    // Statistics are off.
+    // The library's own would be compiled, with a parser of JSON, in each crate that drops a
+    // consumer. Statistics are off.
     fn stats_raw(&self, _: &[u8]) {}
 }
 

@@ -105,8 +105,9 @@ impl GrowArgs {
         Ok(repartition.run(self.partitions, &show).await?)
     }
 
-    /// Sends the request to the process that has the store and follows its progress. After a restart
-    /// the request is repeated: finished work is durable, and the process continues from there.
+    /// Sends the request to the process that has the store and follows its progress. After a
+    /// restart the request is repeated: finished work is durable, and the process continues from
+    /// there.
     async fn ask(
         &self,
         config: &Config,

@@ -87,8 +87,8 @@ impl Before {
         Ok(Next::Take(generation))
     }
 
-    /// The generation under which the shard runs now: that of the layout, or the one before while the
-    /// shard still has to read its old partition to its end.
+    /// The generation under which the shard runs now: that of the layout, or the one before while
+    /// the shard still has to read its old partition to its end.
     ///
     /// # Errors
     ///

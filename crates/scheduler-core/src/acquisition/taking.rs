@@ -1,5 +1,5 @@
-//! Waits for the owners of a shard and of its predecessors, ends the predecessors for good, and takes
-//! the lease.
+//! Waits for the owners of a shard and of its predecessors, ends the predecessors for good, and
+//! takes the lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -60,8 +60,9 @@ impl Taking {
         lease: Option<Lease>,
         now: BootTime,
     ) {
-        // A predecessor that this process runs has a living owner, also in an exclusive store. A lease
-        // of the shard itself in the name of this process is left from an attempt that failed.
+        // A predecessor that this process runs has a living owner, also in an exclusive store. A
+        // lease of the shard itself in the name of this process is left from an attempt that
+        // failed.
         let me: Option<OwnerId> = (key != self.key()).then_some(candidate.owner);
         let (margin, is_exclusive) = (candidate.terms.margin, candidate.store_is_exclusive);
         let watch = self.watches.entry(key);

@@ -90,8 +90,8 @@ impl Site {
         self.acquire_with(layout, shard, |_, _| None)
     }
 
-    /// Acquires the lease of a shard. `instead` may change what is stored before a call is performed,
-    /// and give another answer.
+    /// Acquires the lease of a shard. `instead` may change what is stored before a call is
+    /// performed, and give another answer.
     fn acquire_with(
         &mut self,
         layout: &Layout,
@@ -279,8 +279,8 @@ fn a_call_that_fails_ends_the_acquisition() {
     }
 }
 
-/// The write of a lease may have happened although it failed. The next attempt then waits for it like
-/// for any other, except in a store that is exclusive to this process.
+/// The write of a lease may have happened although it failed. The next attempt then waits for it
+/// like for any other, except in a store that is exclusive to this process.
 #[test]
 fn a_write_that_failed_may_have_taken_the_lease() {
     for is_exclusive in [false, true] {

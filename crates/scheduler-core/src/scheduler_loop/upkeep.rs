@@ -369,7 +369,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Copies the checkpoint of a whole partition for lag tools, from the leases of its other shards.
+    /// Copies the checkpoint of a whole partition for lag tools, from the leases of its other
+    /// shards.
     pub(super) fn copy_checkpoint(
         &mut self,
         shard: ShardId,

@@ -1,4 +1,5 @@
-//! Reads where logs begin and end. An error is text: it names its causes, and nothing depends on it.
+//! Reads where logs begin and end. An error is text: it names its causes, and nothing depends on
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -107,8 +107,8 @@ impl Run {
         self.want_poll(life, pause);
     }
 
-    /// A process finds that another member has its name. It loses its partitions, and joins the group
-    /// again.
+    /// A process finds that another member has its name. It loses its partitions, and joins the
+    /// group again.
     fn fence_agent(&mut self, index: usize) {
         if !self.agents.processes[index].polls(self.now) {
             return;

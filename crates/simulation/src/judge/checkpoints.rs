@@ -73,8 +73,8 @@ impl Run {
         let mut recoveries = logs.recoveries[position(&checkpoint, Source::Recoveries)..].iter();
         let is_hinted_at =
             logs.will_find(id) || recoveries.any(|recovery| recovery.operation == id);
-        // Any record that is still to be read loads the row: then the operation goes on, and its end is
-        // announced if that has not happened.
+        // Any record that is still to be read loads the row: then the operation goes on, and its
+        // end is announced if that has not happened.
         let mut replies = logs.replies[position(&checkpoint, Source::Replies)..]
             .iter()
             .flatten();

@@ -209,8 +209,8 @@ impl Run {
         self.act_later(index, after, Act::Input(Input::Settled { number, result }));
     }
 
-    /// A batch settles: once those before it are settled too, the attempts that its rows intend were
-    /// requested.
+    /// A batch settles: once those before it are settled too, the attempts that its rows intend
+    /// were requested.
     pub fn settled(&mut self, index: usize, number: SendNumber, is_delivered: bool) {
         let unsettled = &mut self.schedulers[index].unsettled;
         let Some(settled) = unsettled.get_mut(&number) else {

@@ -200,7 +200,8 @@ impl Run {
     }
 
     /// A scheduler whose loop has stopped ends once the agents in its process run no attempt, or it
-    /// has waited for long enough. What they have answered goes to the topic. It starts again later.
+    /// has waited for long enough. What they have answered goes to the topic. It starts again
+    /// later.
     pub(super) fn close_once_drained(&mut self, of: Incarnation) {
         let is_running = self.runs_direct_attempts(of);
         let scheduler = &self.schedulers[of.scheduler];

@@ -115,8 +115,8 @@ impl EmbeddedSnapshot {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read; it names the table,
-    /// and the damaged files that a compaction has not replaced since.
+    /// [`StoreError::Unavailable`] instead of entries that the disk fails to read; it names the
+    /// table, and the damaged files that a compaction has not replaced since.
     pub fn entries(&self) -> impl Iterator<Item = Result<StoreEntry, StoreError>> {
         self.tables.all().into_iter().flat_map(|(table, keyspace)| {
             let mut last: Option<UserKey> = None;

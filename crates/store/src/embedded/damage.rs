@@ -229,8 +229,8 @@ fn files(keyspace: &Keyspace, first: &[u8], last: &[u8]) -> Vec<String> {
     if damaged.is_empty() { others } else { damaged }
 }
 
-/// The damaged files of a table that may hold entries from `key` on; all that may hold such entries,
-/// if none of them is damaged now.
+/// The damaged files of a table that may hold entries from `key` on; all that may hold such
+/// entries, if none of them is damaged now.
 pub(super) fn files_from(keyspace: &Keyspace, key: Option<&[u8]>) -> Vec<String> {
     let version = keyspace.tree.current_version();
     let ends = version.iter_tables();
@@ -241,8 +241,8 @@ pub(super) fn files_from(keyspace: &Keyspace, key: Option<&[u8]>) -> Vec<String>
 }
 
 /// Visits every key between two keys in the files of a table whose entry can be read, deleted ones
-/// included. Each file is read alone, so that a damaged block hides nothing of the others. A key may
-/// come several times.
+/// included. Each file is read alone, so that a damaged block hides nothing of the others. A key
+/// may come several times.
 pub(super) fn each_key_of_files(
     table: &Keyspace,
     span: impl RangeBounds<UserKey> + Clone + Send,

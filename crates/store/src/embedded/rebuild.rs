@@ -13,11 +13,11 @@
 //!   one.
 //! * **No readable entry is lost.** Each file of a damaged table is read alone: in a walk over all
 //!   files at once a damaged block hides what others have between its keys.
-//! * **Nothing is lost silently.** The new store has a list of the operations that are known to have
-//!   lost parts ([`LOST_OPERATIONS`]), and so has one that is restored from its backup. Each opening
-//!   reports it until it is removed.
-//! * **A repaired store is not replaced.** If the damaged file was repaired in the meantime, the new
-//!   store is discarded.
+//! * **Nothing is lost silently.** The new store has a list of the operations that are known to
+//!   have lost parts ([`LOST_OPERATIONS`]), and so has one that is restored from its backup. Each
+//!   opening reports it until it is removed.
+//! * **A repaired store is not replaced.** If the damaged file was repaired in the meantime, the
+//!   new store is discarded.
 //! * **Leases are not guessed.** If one is damaged, the store does not open.
 //!
 //! Entries of the deadline index and of the attention table in a damaged block are lost. So is an

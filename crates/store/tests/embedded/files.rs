@@ -327,7 +327,8 @@ async fn a_large_file_whose_end_is_damaged_is_restored_and_loses_no_more_than_it
     }
 }
 
-/// The large file with states of a sample, its length, and where what follows its data blocks begins.
+/// The large file with states of a sample, its length, and where what follows its data blocks
+/// begins.
 fn large_file(sample: &Sample) -> (PathBuf, usize, usize) {
     let len = |path: &Path| usize::try_from(path.metadata().unwrap().len()).unwrap();
     let in_sample = |file: &Path| len(&sample.dir.path().join(file));
@@ -549,8 +550,8 @@ async fn any_damaged_byte_of_the_end_of_a_large_file_or_of_its_copy_does_no_harm
     }
 }
 
-/// A store with a large file and copies, that file, and the content of a file that has the same number
-/// in another store.
+/// A store with a large file and copies, that file, and the content of a file that has the same
+/// number in another store.
 async fn with_a_file_of_another_store() -> (Sample, PathBuf, Vec<u8>) {
     let sample = Sample::new(200).await;
     let other = temporary();

@@ -61,8 +61,8 @@ pub(super) async fn broker(
         .await
         .map_err(|error| broker_not_started(config, error))?;
     let (address, own_address, logs) = (broker.address(), broker.own_address(), broker.logs());
-    // After a failure the broker serves the other partitions until its stage of the stop: without it,
-    // every part that stops before would wait for answers until its time-out.
+    // After a failure the broker serves the other partitions until its stage of the stop: without
+    // it, every part that stops before would wait for answers until its time-out.
     let (failure_sender, mut failure_receiver) = oneshot::channel();
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {

@@ -391,7 +391,8 @@ fn disk_bounds(config: &Config, workflows: &Workflows) {
 }
 
 /// A warning if the topics of the embedded broker may exceed the space that the file system of
-/// `dataDir` has for them; `None` also if the brokers are external or that file system cannot be read.
+/// `dataDir` has for them; `None` also if the brokers are external or that file system cannot be
+/// read.
 pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Option<String> {
     if config.kafka.brokers.is_some() {
         return None;

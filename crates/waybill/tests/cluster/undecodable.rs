@@ -6,8 +6,8 @@ use waybill_test_support::setup::PATIENCE;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 
-/// The topics, without their prefix: those of schedulers, of an agent, of supervisors, and of alerts
-/// and notices.
+/// The topics, without their prefix: those of schedulers, of an agent, of supervisors, and of
+/// alerts and notices.
 const TOPICS: [&str; 7] = [
     "operation-requests.v1",
     "step-replies.v1",

@@ -3,7 +3,8 @@
 //!
 //! Everything that POSIX permits may happen: each sector that was not synced has its old or its new
 //! content, a file has its old or its new length, and a directory has its present entries or those
-//! of its last sync. A file whose directory was not synced may be gone, though it was synced itself.
+//! of its last sync. A file whose directory was not synced may be gone, though it was synced
+//! itself.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};

@@ -1,5 +1,6 @@
-//! Power cuts: `waybill up` is killed under load, and everything that it had not synced may be lost.
-//! Whatever was accepted must be there after the next start, and end with one effect per step.
+//! Power cuts: `waybill up` is killed under load, and everything that it had not synced may be
+//! lost. Whatever was accepted must be there after the next start, and end with one effect per
+//! step.
 //!
 //! `WAYBILL_TEST_POWER_CUTS=<n>` sets how often, and `WAYBILL_TEST_POWER_SEED=<n>` how.
 
@@ -38,8 +39,8 @@ fn is_remote(number: usize) -> bool {
     number.is_multiple_of(2)
 }
 
-/// Sends requests until `stop`. A request without an answer is sent again after the next start, with
-/// the same ID.
+/// Sends requests until `stop`. A request without an answer is sent again after the next start,
+/// with the same ID.
 async fn call(setup: Arc<Setup>, accepted: Arc<Accepted>, stop: Arc<AtomicBool>) {
     let url = setup.url("http", "/api/deliveryrequests");
     while !stop.load(Ordering::Relaxed) {
@@ -114,8 +115,8 @@ async fn no_power_cut_loses_or_doubles_what_was_accepted() {
     assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
-/// All operations that were accepted after the first `from` reach their end with one effect per step.
-/// Returns how many were accepted.
+/// All operations that were accepted after the first `from` reach their end with one effect per
+/// step. Returns how many were accepted.
 async fn all_end_well(setup: &Setup, accepted: &Accepted, from: usize) -> usize {
     setup.ready().await;
     let ids = accepted.ids.lock().expect("no caller panicked")[from..].to_vec();
