@@ -1,4 +1,4 @@
-//! The bytes of an answer.
+//! The bytes of a response. Here and not in `wire`, because it holds a permit for its memory.
 
 use std::pin::Pin;
 

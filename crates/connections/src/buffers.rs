@@ -1,4 +1,4 @@
-//! Memory for large requests and answers, which the connections of a listener share.
+//! Memory for large requests and responses, which the connections of a listener share.
 //!
 //! What must hold: a client that transfers slowly, or not at all, withholds no memory from others.
 //!
@@ -58,7 +58,7 @@ struct Held {
     checked_at: Option<Instant>,
 }
 
-/// A request or an answer in transfer, which holds memory.
+/// A request or a response in transfer, which holds memory.
 struct Transfer {
     bytes: usize,
     since: Instant,

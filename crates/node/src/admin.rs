@@ -15,7 +15,7 @@
 //! | `GET /log` | which log lines are written |
 //! | `PUT /log` | `{"filter": "info,waybill=debug"}` changes that from now on |
 //!
-//! Refusals have the same form as those of the API: problem details (RFC 9457), whose `type` refers
+//! Errors have the same format as those of the API: problem details (RFC 9457), whose `type` refers
 //! to a page of this listener.
 //!
 //! With authentication, probes and metrics stay open. Reading needs the scope `read` or `admin`,
@@ -74,19 +74,20 @@ use crate::backup::Backups;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
 
-/// The deepest nesting of a body; valid ones are `{"running": false}` and `{"perPartition": 2}`.
+/// Maximum nesting depth of a request body; valid ones are `{"running": false}` and
+/// `{"perPartition": 2}`.
 const BODY_DEPTH_MAX: usize = 8;
 
 /// How long a rendered text of all metrics is reused.
 const METRICS_FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// The least time for which the reading of an answer, or the sending of a body, may make no
-/// progress. Raised above `admin.bodyTimeout`, so that the client gets the answer 408.
+/// The minimum time after which a request or response that makes no progress is aborted. Raised
+/// above `admin.bodyTimeout`, so that the client gets a 408.
 const STALL_TIMEOUT: Duration = Duration::from_secs(31);
 /// How long a connection may be idle between requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How long open connections may delay the end of the listener.
+/// How long shutdown waits for open connections.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// The state of the admin listener. Clones share it.
@@ -136,7 +137,7 @@ impl Admin {
         &self.auth
     }
 
-    /// Ends the start: from now on, parts that are not connected do not exist in this process.
+    /// Marks start-up as complete: a component that is not connected by now is reported as absent.
     pub fn set_started(&self) {
         // A second call changes nothing.
         let _ = self.started.set(());
@@ -146,8 +147,7 @@ impl Admin {
         self.started.get().is_some()
     }
 
-    /// The answer to a request for a part that is not connected: `absent`, once every role was
-    /// started.
+    /// The error for a component that is not connected: `absent` after start-up, "starting" before.
     fn not_connected(&self, absent: Problem) -> Problem {
         match self.is_started() {
             true => absent,
@@ -155,7 +155,7 @@ impl Admin {
         }
     }
 
-    /// The answer to a request for a part of the scheduler that is not connected.
+    /// The error if no scheduler is connected.
     fn no_scheduler(&self) -> Problem {
         let absent = Problem::new(Kind::NotFound, "This process has no scheduler.");
         self.not_connected(absent)
@@ -189,7 +189,7 @@ impl Admin {
         }
     }
 
-    /// The routes, for a listener (which bounds bodies) or for a test.
+    /// The routes. They do not limit request bodies: the listener does.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/livez", get(livez))
@@ -209,7 +209,7 @@ impl Admin {
             .with_state(self.clone())
     }
 
-    /// Binds the listener and starts to serve, as a part of the last stage to stop.
+    /// Binds the listener and serves until [`Stage::Admin`] stops, which is the last stage.
     ///
     /// The future is boxed, so that this crate compiles it and everything it spawns, rather than
     /// the crate that awaits it.
@@ -273,8 +273,8 @@ impl Admin {
         Ok(())
     }
 
-    /// All metrics as text. Requests within a moment share one text: it is large, and needs no
-    /// token.
+    /// All metrics as text. Rendered at most once per [`METRICS_FRESH_FOR`]: rendering is
+    /// expensive, and the endpoint needs no token.
     fn metrics(&self) -> Bytes {
         let mut last = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
@@ -343,11 +343,11 @@ async fn readyz(State(admin): State<Admin>) -> Response {
 }
 
 /// `200 good`, or 503 with one line per problem. One line per warning follows.
-fn verdict(good: &str, bad: &str, in_the_way: Vec<String>, warnings: &[String]) -> Response {
-    let (status, mut body) = match in_the_way.is_empty() {
+fn verdict(good: &str, bad: &str, problems: Vec<String>, warnings: &[String]) -> Response {
+    let (status, mut body) = match problems.is_empty() {
         true => (StatusCode::OK, format!("{good}\n")),
         false => {
-            let lines = in_the_way.iter().map(|what| format!("{bad}: {what}\n"));
+            let lines = problems.iter().map(|what| format!("{bad}: {what}\n"));
             (StatusCode::SERVICE_UNAVAILABLE, lines.collect())
         }
     };
@@ -379,7 +379,10 @@ async fn put_scheduler(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SchedulerView>, Problem> {
     let Ok(Path(partition)) = partition else {
-        return Err(Problem::new(Kind::NotFound, "Shards are numbered from 0."));
+        return Err(Problem::new(
+            Kind::NotFound,
+            "The shard in the path must be a number, from 0.",
+        ));
     };
     let shard = ShardId(partition);
     const RUNNING: &str = "running";
@@ -445,7 +448,7 @@ async fn nothing_here() -> Problem {
 
 /// The router adds `Allow`.
 async fn method_not_allowed() -> Problem {
-    let detail = "The Allow header lists the methods of this address.";
+    let detail = "This path does not support the method; the Allow header lists those it supports.";
     Problem::new(Kind::MethodNotAllowed, detail)
 }
 

@@ -6,7 +6,7 @@
 //!           1  a table of the store: its name       3  an entry: length of the key (u32), key, value
 //!           2  a table of the broker: its name      3  likewise
 //!           4  a segment of a log: partition (i32), first offset (i64), topic
-//!           5  bytes of the segment, behind those before
+//!           5  bytes of the segment, after the previous ones
 //! end       0 (u8)  operations (u64)  records (u64)  SHA-256 of everything before
 //! ```
 //!

@@ -14,6 +14,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
+use waybill_telemetry::chain;
 use waybill_telemetry::visible::{escaped, to_json};
 
 use super::api::Api;
@@ -87,7 +88,7 @@ impl Finding {
     }
 
     fn failed(what: &'static str, error: &anyhow::Error) -> Self {
-        Self::bad(what, format!("{error:#}"))
+        Self::bad(what, chain(error.as_ref()))
     }
 
     fn is_bad(&self) -> bool {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
 use waybill_store::StoreError;
+use waybill_telemetry::chain;
 use waybill_topology::topics::{Outcome, explained, make, missing};
 
 use super::Site;
@@ -73,7 +74,8 @@ impl CreateArgs {
             }
             Err(error) => {
                 eprintln!(
-                    "cannot read the number of partitions from the state store: {error:#}; using the configured one, {}",
+                    "cannot read the number of partitions from the state store: {}; using the configured one, {}",
+                    chain(error.as_ref()),
                     config.partitions
                 );
                 Ok(config.clone())

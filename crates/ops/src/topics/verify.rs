@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
+use waybill_telemetry::chain;
 use waybill_telemetry::visible::{counted, to_json};
 use waybill_topology::topics::{Finding, Weight};
 
@@ -43,7 +44,8 @@ impl VerifyArgs {
                     );
                 }
                 Err(error) => eprintln!(
-                    "cannot read the number of partitions from the state store: {error:#}; using the configured one"
+                    "cannot read the number of partitions from the state store: {}; using the configured one",
+                    chain(error.as_ref())
                 ),
             }
         }

@@ -15,6 +15,7 @@ use waybill_node::disk::{Space, TopicSpace};
 use waybill_node::exposure::check_everything;
 use waybill_node::workflows::load_workflows;
 use waybill_store::ProblemArea;
+use waybill_telemetry::chain;
 use waybill_topology::shards::show::{LayoutView, ShardView};
 use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
@@ -86,7 +87,7 @@ pub(super) async fn brokers(
     let topics = match topics(&site, config, layout).await {
         Ok(findings) => findings,
         Err(error) if is_forbidden(&error) => {
-            findings.push(Finding::note(TOPICS, format!("{error:#}")));
+            findings.push(Finding::note(TOPICS, chain(error.as_ref())));
             for unknown in [AGENTS, LAG] {
                 let message = "unknown: this login has no permission to describe the topics";
                 findings.push(Finding::note(unknown, message));
@@ -99,7 +100,7 @@ pub(super) async fn brokers(
     findings.extend(topics);
     findings.extend(match agents(&site, config).await {
         Ok(findings) => findings,
-        Err(error) => vec![Finding::note(AGENTS, format!("{error:#}"))],
+        Err(error) => vec![Finding::note(AGENTS, chain(error.as_ref()))],
     });
     findings.push(match layout {
         Some(layout) => match lag(&site, config, layout).await {
@@ -376,8 +377,9 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
 fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
     let refused = error.downcast_ref::<Refused>();
     if refused.is_some_and(Refused::is_forbidden) {
+        let refused = chain(error.as_ref());
         let message =
-            format!("unknown: {error:#} Use a token for all tenants with the scope read or admin");
+            format!("unknown: {refused} Use a token for all tenants with the scope read or admin");
         return Finding::note(LEASES, message);
     }
     if !is_named && refused.is_some_and(Refused::is_unknown) {
