@@ -11,7 +11,7 @@ use crate::wire::group_of;
 /// The group's offsets as observed.
 #[derive(Debug, Default)]
 pub(super) struct Commits {
-    /// How often an advanced offset was compared with the answers.
+    /// How many times an advanced offset was compared with the replies.
     pub(super) looked: usize,
     /// The newest offset of each partition.
     newest: Vec<Option<Offset>>,

@@ -30,7 +30,7 @@ const POLL_LIMITS: PollLimits = PollLimits {
 /// The size of the prefetch queue.
 const READ_AHEAD_KIB_MAX: u32 = 8 * 1024;
 /// How long the brokers may hold an empty fetch back. Short, because other requests on the same
-/// connection wait behind it.
+/// connection wait for it.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(20);
 /// Partitions of topics that the kit creates: enough to tell the requested one from others.
 const PARTITIONS_MADE: u32 = 3;

@@ -98,7 +98,7 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub resubmitted_as: Option<Uuid>,
-    /// How often the steps have failed or timed out, in total.
+    /// How many times the steps have failed or timed out, in total.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failure_count: u32,
     /// When the next action for the operation is due.
@@ -161,7 +161,7 @@ pub struct StepView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "Run")]
     pub action: Option<Cow<'static, str>>,
-    /// How often the step has failed or timed out.
+    /// How many times the step has failed or timed out.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failure_count: u32,
     /// How often undoing the step has failed or timed out.

@@ -31,7 +31,7 @@ use crate::settings::CONTROL_GROWTH;
 use crate::stats::add;
 use waybill_wire::{self as wire, Malformed};
 
-/// How often the time-outs are looked at, at least.
+/// The maximum interval between checks of the time-outs.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 /// How much is read at a time if nothing larger is expected.
 const READ_BYTES: usize = 16 << 10;

@@ -15,10 +15,10 @@
 //!   everything that waits shares one sync. On other topics an acknowledged record survives the
 //!   death of the process, not that of the machine. A disk that fails takes its partition
 //!   offline: nothing is acknowledged that may be lost.
-//! * **A torn tail is cut at the last whole batch** when a partition is opened, with a log line. It
-//!   is torn only if nothing valid follows it. A log that is damaged before valid records, or ends
-//!   before its synced end, refuses the start until [`repair_logs`] has dropped the damaged part.
-//!   The synced end covers every acknowledged record of a synced topic.
+//! * **A torn tail is truncated at the last whole batch** when a partition is opened, with a log
+//!   line. It is torn only if nothing valid follows it. A log that is damaged before valid records,
+//!   or ends before its synced end, refuses the start until [`repair_logs`] has dropped the damaged
+//!   part. The synced end covers every acknowledged record of a synced topic.
 //! * **No damaged batch is served.** Checksums are verified each time that a batch is read.
 //! * **A full disk fails only writes**: records are refused with a retriable error, and accepted
 //!   again as soon as there is room.

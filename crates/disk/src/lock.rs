@@ -5,8 +5,8 @@ use std::io;
 use std::thread;
 use std::time::Duration;
 
-/// How often a lock is tried. A child process that is being started holds its parent's locks for a
-/// moment, also if the parent has dropped them.
+/// How many times a lock is tried. A child process that is being started holds its parent's locks
+/// for a moment, also if the parent has dropped them.
 const TRIES: u32 = 10;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 

@@ -213,9 +213,10 @@ impl StepDefinition {
     }
 }
 
-/// How often an action is attempted, and how the waits between attempts grow: `initialInterval`,
-/// multiplied by `multiplier` after each failure, up to `maxInterval`. The actual wait is between
-/// half and all of it, so that steps that failed together do not retry together.
+/// How many times an action is attempted, and how the waits between attempts grow:
+/// `initialInterval`, multiplied by `multiplier` after each failure, up to `maxInterval`. The
+/// actual wait is between half and all of it, so that steps that failed together do not retry
+/// together.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetryPolicy {

@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// How often the replacement of the C library's function was called.
+    /// How many times the replacement of the C library's function was called.
     pub(super) static CALLS: AtomicUsize = AtomicUsize::new(0);
 
     const SHORT: Duration = Duration::from_millis(30);

@@ -23,7 +23,7 @@ use waybill_messages::{Framing, Lookup, RECORD_SCHEMAS, Record, SchemaId, Schema
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// How often to encode or decode a record.
+/// How many times to encode or decode a record.
 const ROUNDS: usize = 100;
 
 type Encoding<R> = (Framing, R, Vec<u8>);

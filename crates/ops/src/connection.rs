@@ -39,7 +39,7 @@ const READ_AHEAD_KIB_MAX: u32 = 4 * 1024;
 const READ_AHEAD_RECORDS_MAX: u32 = 1_000;
 
 /// How long the brokers may hold an empty fetch back. Short, because other requests on the same
-/// connection wait behind it.
+/// connection wait for it.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// The client ID that brokers see.

@@ -21,8 +21,8 @@ const UNKNOWN_FOR: Duration = Duration::from_secs(10);
 /// How long the registry must give that answer before it counts: one of its nodes might not know
 /// yet what another has just registered. Records behind garbage wait this long.
 const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
-/// How often the registry must refuse access to an ID before that counts: it may be misconfigured
-/// for a while.
+/// How many times the registry must refuse access to an ID before that counts: it may be
+/// misconfigured for a while.
 const REFUSALS_MAX: u32 = 6;
 /// The pause after a registry did not answer: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -66,8 +66,8 @@ enum Other {
     Refused { cause: Arc<str>, until: Instant },
 }
 
-/// How often the registry was asked for an ID without success, and its answers. An answer that says
-/// nothing about the ID itself, such as an outage, resets the counts of those that do.
+/// How many times the registry was asked for an ID without success, and its answers. An answer that
+/// says nothing about the ID itself, such as an outage, resets the counts of those that do.
 #[derive(Clone, Copy, Default)]
 struct Asked {
     times: u32,

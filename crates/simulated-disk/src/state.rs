@@ -50,7 +50,7 @@ pub(crate) struct State {
     rng: Rng,
     /// Which run of a process uses the disk.
     pub(crate) run: u64,
-    /// How often the machine has booted.
+    /// How many times the machine has booted.
     pub(crate) boot: u64,
     /// How many operations that change something were begun.
     pub(crate) changes_begun: u64,

@@ -38,7 +38,7 @@ pub struct Plan {
     pub scheduler_pauses: u32,
     /// How often a scheduler stops gracefully and releases its leases, or one of its shards does.
     pub scheduler_stops: u32,
-    /// How often a scheduler loses the way to the store for a while.
+    /// How often a scheduler cannot reach the store for a while.
     pub cut_offs: u32,
     /// When retention deletes requests that nobody has done.
     pub loses_requests_at: Option<Timestamp>,

@@ -338,7 +338,7 @@ impl Layout {
         }
     }
 
-    /// Every number of partitions that operations were ever spread over, the newest first.
+    /// Every number of partitions that operations were ever distributed over, the newest first.
     #[must_use]
     pub fn partitions_ever(&self) -> Vec<u32> {
         let past = self.past.iter().rev().map(|scheme| scheme.partitions);
@@ -348,8 +348,8 @@ impl Layout {
         ever
     }
 
-    /// How many partitions the topics may have: as many as operations are spread over, or more if
-    /// some are retired or intended.
+    /// How many partitions the topics may have: as many as operations are distributed over, or more
+    /// if some are retired or intended.
     #[must_use]
     pub fn valid_topic_partitions(&self) -> Vec<u32> {
         let written = self.partitions_written();
@@ -437,7 +437,7 @@ impl Layout {
         begin.filter(|_| change.is_to_fewer())
     }
 
-    /// Where a partition that shards of this generation read was cut.
+    /// The boundary of a partition that shards of this generation read.
     #[must_use]
     pub fn boundary_of(
         &self,
@@ -459,7 +459,7 @@ impl Layout {
         (since == generation).then_some(boundary.ends)
     }
 
-    /// Where a partition was cut when the number of partitions first changed. Records beyond may
+    /// The boundary of a partition when the number of partitions first changed. Records beyond may
     /// belong to other partitions, and are, or were, rerouted there.
     #[must_use]
     pub fn first_boundary(&self, partition: PartitionId) -> Option<TopicOffsets> {
@@ -467,8 +467,8 @@ impl Layout {
     }
 
     /// The sharding scheme by which shards of a generation select the records of a partition.
-    /// Partitions that remain of a larger number have their future number of shards as soon as they
-    /// are cut.
+    /// Partitions that remain of a larger number have their future number of shards as soon as
+    /// their boundary is recorded.
     #[must_use]
     pub fn taken_by(&self, generation: LayoutGeneration, partition: PartitionId) -> ShardingScheme {
         let of = self.of(generation).unwrap_or(self.scheme);

@@ -257,8 +257,8 @@ impl Lease {
 /// Where a shard that follows others begins, if that is not where they ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Begins {
-    /// Where its partition was cut: it begins no later, because its parents left the records beyond
-    /// to it.
+    /// The boundary of its partition: it begins no later, because its parents left the records
+    /// beyond to it.
     pub boundary: Option<TopicOffsets>,
     /// The start if none of its parents has read its partition.
     pub unread: TopicOffsets,

@@ -24,7 +24,7 @@ use waybill_store::{RowBytes, RowCodec, RowWrite};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// How often a row is encoded or decoded.
+/// How many times a row is encoded or decoded.
 const ROUNDS: usize = 100;
 
 const ID: OperationId = OperationId(Uuid::from_u128(0x0190_b1e2_3c4d_7e5f_8a9b_0c1d_2e3f_4a5b));

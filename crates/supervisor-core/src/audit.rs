@@ -188,7 +188,7 @@ impl Audit {
     }
 
     /// Handles the result of the last effect. `partitions` is the number of partitions that
-    /// operations are spread over now.
+    /// operations are distributed over now.
     ///
     /// # Errors
     ///

@@ -88,7 +88,7 @@ pub enum Effect {
     ReadEntries {
         /// The bucket.
         bucket: DueBucket,
-        /// The entry behind which to begin.
+        /// The entry after which to begin.
         after: Option<DueEntry>,
         /// Maximum number of entries.
         limit: usize,

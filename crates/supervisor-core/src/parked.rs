@@ -160,7 +160,7 @@ struct Reading {
     is_first: bool,
     /// Where the current page begins.
     cursor: AttentionCursor,
-    /// Where the page after the current one begins; `None` behind the last.
+    /// Where the page after the current one begins; `None` after the last.
     next: Option<AttentionCursor>,
     /// The entries of unknown operations in the current page.
     unknown: Vec<AttentionEntry>,

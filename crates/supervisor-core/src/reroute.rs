@@ -44,7 +44,7 @@ pub enum Event {
     Started,
     /// The number of partitions; `None` if there is no such topic.
     Partitions(Option<u32>),
-    /// The first offset and the one behind the last; `None` if they are not known.
+    /// The first offset and the one after the last; `None` if they are not known.
     Offsets(Option<(Offset, Offset)>),
     /// Records can be read.
     Opened,

@@ -271,7 +271,7 @@ fn limits(recoveries_per_second_max: u32) -> PollLimits {
 #[derive(Debug, Default)]
 struct Intake {
     records: Vec<RawRecord>,
-    /// A dead letter for each run of records that no client can decode, and the offset behind it.
+    /// A dead letter for each run of records that no client can decode, and the offset after it.
     undecodable: Vec<(RawRecord, Offset)>,
     /// The end of the last such run of each partition: the client may meet it again.
     passed: HashMap<PartitionId, Offset>,

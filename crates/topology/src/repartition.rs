@@ -3,10 +3,10 @@
 //! 1. The layout records the intended number. From then on roles accept topics with the old or the
 //!    new number.
 //! 2. To grow, the topics get the partitions, and clients get time to refresh their metadata. To
-//!    shrink, the layout records the offsets at which the remaining partitions are cut, and every
+//!    shrink, the layout records the boundaries of the remaining partitions, and every
 //!    shard starts to use that layout: beyond the cuts other shards will read, too.
-//! 3. The layout announces the new number: writers spread operations over that many partitions. All
-//!    shards of the new layout exist already and share the old partitions.
+//! 3. The layout announces the new number: writers distribute operations over that many partitions.
+//!    All shards of the new layout exist already and share the old partitions.
 //! 4. When no writer can use the old number any more, the layout records where the old partitions
 //!    ended. A shard with a new partition reads its old one up to there, and then begins.
 //! 5. When all shards have begun, the layout drops these offsets.
@@ -143,7 +143,7 @@ pub struct Repartition {
     store: Arc<dyn Store>,
     kafka: KafkaSettings,
     topics: Topics,
-    /// The topics with as many partitions as operations are spread over.
+    /// The topics with as many partitions as operations are distributed over.
     names: Vec<String>,
     settle: Duration,
     progress: Arc<Mutex<Option<RepartitionView>>>,

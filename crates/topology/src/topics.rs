@@ -398,7 +398,7 @@ pub fn needed(
     needed
 }
 
-/// A required topic with as many partitions as operations are spread over.
+/// A required topic with as many partitions as operations are distributed over.
 fn needs(topology: &TopologySettings, name: &str, kind: Kind, broker: BrokerKind) -> Needed {
     Needed {
         kind,
@@ -457,7 +457,7 @@ pub fn disk_bytes_max(topology: &TopologySettings, workflows: &Workflows) -> u64
     needed.iter().map(of).fold(0, u64::saturating_add)
 }
 
-/// The names of the topics that have as many partitions as operations are spread over.
+/// The names of the topics that have as many partitions as operations are distributed over.
 pub fn names_with_partitions_of_operations(
     topology: &TopologySettings,
     workflows: &Workflows,

@@ -14,7 +14,7 @@ const EPOCH_LARGE: Epoch = Epoch(1 << 40);
 const ATTEMPT_LARGE: Attempt = Attempt(70_000);
 /// How many reply partitions to try.
 const REPLY_PARTITIONS_MAX: u32 = 8;
-/// How often to deliver one attempt, and how many attempts overlap.
+/// How many times to deliver one attempt, and how many attempts overlap.
 const AT_ONCE: usize = 4;
 /// The number of requests whose complete-by is near, and the interval between them.
 const NEAR_DEADLINES: u32 = 60;

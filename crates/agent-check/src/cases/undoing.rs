@@ -15,7 +15,7 @@ const RULES_OF_UNDOING: [Rule; 5] = [
     Rule::Tombstone,
     Rule::UndoRace,
 ];
-/// How often an undo and its step are sent at the same time.
+/// How many times an undo and its step are sent together.
 const RACES: usize = 4;
 
 /// Probes before and after a step is performed.

@@ -173,7 +173,7 @@ impl Log {
 }
 
 impl Partition {
-    /// Opens the partition in `dir`, or creates it. A torn tail is cut.
+    /// Opens the partition in `dir`, or creates it. A torn tail is truncated.
     pub(crate) fn open(
         topic: Arc<str>,
         (topic_id, index): ([u8; 16], i32),

@@ -53,7 +53,7 @@ pub(super) struct Recovered {
     pub(super) producers: Producers,
 }
 
-/// Opens the log in `dir`, or begins one there. A torn tail is cut off.
+/// Opens the log in `dir`, or begins one there. A torn tail is truncated.
 pub(super) fn recover(
     disk: &dyn Disk,
     dir: &Path,

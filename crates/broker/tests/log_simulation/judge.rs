@@ -276,7 +276,7 @@ impl Judge {
         if self.rotten.contains(&offset) && place == Some((offset, position)) {
             return Ok(());
         }
-        // A damaged length leads to a wrong place behind it.
+        // A damaged length leads to a wrong position after it.
         if self.is_behind_damage(path, offset) {
             return Ok(());
         }

@@ -224,7 +224,7 @@ impl Machine {
                 self.note("reboot known");
                 self.judge.may_lose_damaged(found);
                 if self.judge.is_holed {
-                    // The log ends at the first hole, whatever was appended behind it.
+                    // The log ends at the first hole, whatever was appended after it.
                     self.judge.may_lose_unsynced();
                 }
             }

@@ -19,7 +19,7 @@ use crate::TopicConfig;
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
-/// How often a log may be opened in a row before it counts as stuck.
+/// How many times in a row a log may be opened before it counts as stuck.
 const OPENS_MAX: usize = 40;
 
 const ALL_LOSSES: [Loss; 6] = [

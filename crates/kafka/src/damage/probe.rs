@@ -25,7 +25,7 @@ use crate::severity::{Severity, severity};
 const STEP: Duration = Duration::from_millis(20);
 /// How long to drain events of the previous assignment.
 const DRAIN: Duration = Duration::from_millis(5);
-/// How often the client must have failed to parse the record.
+/// How many times the client must have failed to parse the record.
 const UNPARSED_MIN: u32 = 3;
 /// How many answers must have ended in an unparsable record while the position stayed the same.
 const PARTIAL_MIN: u64 = 3;
@@ -190,7 +190,7 @@ struct State {
     offset: i64,
     /// The reason of the last error.
     reason: Option<String>,
-    /// How often a record was not parsed.
+    /// How many times a record was not parsed.
     unparsed: u32,
     /// `unparsed` and the client's count of incomplete answers, from the first statistics that show
     /// it fetching at `offset`. Earlier counts may be left over from the previous assignment.

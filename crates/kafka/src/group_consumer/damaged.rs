@@ -204,7 +204,7 @@ impl GroupConsumer {
         }
     }
 
-    /// Where to continue each partition that is not known to be damaged: behind the last record
+    /// Where to continue each partition that is not known to be damaged: after the last record
     /// handed over, otherwise at the group's committed offset, otherwise at the beginning. Leaves
     /// out partitions about which no broker answers.
     fn positions(&self, until: Instant) -> KafkaResult<Vec<Position>> {

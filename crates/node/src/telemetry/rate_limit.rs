@@ -23,7 +23,7 @@ use waybill_telemetry::chain;
 
 /// How long lines are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
-/// How often the same line is written within it.
+/// How many times the same line is written within it.
 const EQUAL_LINES_MAX: u64 = 3;
 /// How many lines one call site writes within it.
 const CALLSITE_LINES_MAX: u64 = 100;

@@ -14,7 +14,7 @@ use crate::run::Run;
 use crate::schedulers::{Act, Incarnation};
 use crate::seen::Sight;
 
-/// How often a stopping process looks whether the last attempt has ended.
+/// How often a stopping process checks whether the last attempt has ended.
 const LOOK_AGAIN_MICROS: u64 = 2_000;
 
 /// The agents in one process of a scheduler.

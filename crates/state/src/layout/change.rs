@@ -67,7 +67,7 @@ impl Change {
         self.begins.as_ref()?.at.get(nth as usize).copied()
     }
 
-    /// Where a partition is cut, and the first generation whose shards use that.
+    /// The boundary of a partition, and the first generation whose shards use it.
     pub(super) fn boundary(
         &self,
         partition: PartitionId,

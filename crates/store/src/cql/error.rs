@@ -18,7 +18,7 @@ pub enum CqlError {
          set the replication factor (store.scylla.replicationFactor)"
     )]
     FewNodes {
-        /// How often a row would be stored.
+        /// How many times a row would be stored.
         factor: u8,
         /// The datacentre.
         datacenter: String,

@@ -49,7 +49,7 @@ const MIGRATING: &str = "migrating the schema";
 /// The action that errors of queries name.
 const ASKING: &str = "asking the servers about themselves";
 
-/// How often a query is tried at most.
+/// Maximum number of times a query is tried.
 const ASKED_MAX: u32 = 5;
 
 /// The wait after the first failed try of a query; each further wait is longer by as much.

@@ -69,7 +69,7 @@ pub struct CqlKeyspace {
 }
 
 impl CqlKeyspace {
-    /// How often a row is stored in a datacentre; `None` if the options do not say.
+    /// How many times a row is stored in a datacentre; `None` if the options do not say.
     fn factor(&self, datacenter: &str) -> Option<u32> {
         let class = self.replication.get("class")?;
         let option = if class.ends_with("SimpleStrategy") {
@@ -155,7 +155,7 @@ pub enum CqlProblem {
     FewReplicas {
         /// The datacentre.
         datacenter: String,
-        /// How often a row is stored there.
+        /// How many times a row is stored there.
         factor: u32,
     },
     /// Leases and deadlines depend on the clocks of all machines.

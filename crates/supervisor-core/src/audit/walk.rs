@@ -25,7 +25,7 @@ const CLOCK_AHEAD_MIN: Duration = Duration::from_secs(60);
 pub(super) struct Walk {
     /// The partitions in which every recovery of the last round is done.
     settled: Vec<PartitionId>,
-    /// Where the page after the current one begins; `None` behind the last.
+    /// Where the page after the current one begins; `None` after the last.
     next: Option<AttentionCursor>,
     /// The sweep cursors of index shards, each read once in a round.
     cursors: BTreeMap<PartitionId, Option<DueBucket>>,

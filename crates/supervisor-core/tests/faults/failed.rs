@@ -15,7 +15,7 @@ use waybill_supervisor_core::{FailedOperations, FailedSettings};
 
 use crate::rng::Rng;
 
-/// How often a run does something until nothing fails any more.
+/// How many times a run does something until nothing fails any more.
 const FAULTY_STEPS: usize = 60;
 const STEPS_MAX: usize = 2_000;
 

@@ -73,7 +73,7 @@ impl Finding {
         self.key == EXISTS
     }
 
-    /// The number of partitions, if it is wrong and operations are spread over them.
+    /// The number of partitions, if it is wrong and operations are distributed over them.
     pub fn number_of_operations(&self, needed: &[Needed]) -> Option<u32> {
         let is_of_operations = |topic: &Needed| {
             topic.spec.name == self.topic && topic.partitions_key == PARTITIONS_KEY

@@ -121,7 +121,7 @@ async fn large_poison_gets_one_dead_letter(site: &Site, topic: &str) {
     assert_eq!(end, 2, "{topic}: one for each");
 }
 
-/// IDs that look like others, or reverse the text behind them.
+/// IDs that look like others, or reverse the text after them.
 const DECEPTIVE: [&str; 2] = ["order\u{202e}1", "order\u{200b}1"];
 
 #[tokio::test(flavor = "multi_thread")]

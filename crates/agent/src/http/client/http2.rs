@@ -67,7 +67,7 @@ struct OpenConnection {
 #[derive(Debug, Default)]
 struct StreamSlots {
     taken: AtomicUsize,
-    /// Held by the first request that waits; the others queue behind it. Without it, new requests
+    /// Held by the first request that waits; the others queue after it. Without it, new requests
     /// would take each freed slot, and some would wait until their deadline.
     next_waiter: tokio::sync::Mutex<()>,
     freed: Notify,

@@ -16,7 +16,7 @@ steps:
     timeout: 1s
 ";
 
-/// How often the drone agent reports `not-attempted` during the outage.
+/// How many times the drone agent reports `not-attempted` during the outage.
 const NOT_ATTEMPTED: f64 = 250.0;
 
 /// How many attempts may fail before the breaker opens: those in its window, and those in progress
