@@ -16,7 +16,7 @@ use waybill_engine::{BatchNumber, BootTime, Command, Event, Message, Now, Partit
 use waybill_state::{AttentionEntry, DueEntry, RowWrite, WriteBatch, Written};
 
 use crate::effect::{Effect, LoopError, Note};
-use crate::input::{Asker, CommitNumber, Generation, SendNumber, Undelivered};
+use crate::input::{CommitNumber, Generation, Requester, SendNumber, Undelivered};
 use crate::linger::GroupCommitLinger;
 use crate::slot::{Slot, SlotState};
 use crate::task::{Task, TaskError};
@@ -40,8 +40,8 @@ struct Part {
 }
 
 impl Part {
-    fn asker(self) -> Asker {
-        Asker {
+    fn requester(self) -> Requester {
+        Requester {
             shard: self.shard,
             generation: self.generation,
             partition: self.partition,
@@ -341,7 +341,7 @@ impl Commits {
                     self.unsettled.insert(number, part);
                     effects.push(Effect::Send {
                         number,
-                        from: part.asker(),
+                        from: part.requester(),
                         messages,
                         valid_until: owned.lease.valid_until,
                     });

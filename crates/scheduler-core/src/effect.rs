@@ -10,7 +10,7 @@ use waybill_state::{Checkpoint, CorruptRow, Layout, Lease, LeaseKey, WriteBatch}
 
 use crate::amount::Amount;
 use crate::control::ControlError;
-use crate::input::{Asker, CallerId, CommitNumber, Generation, SendNumber};
+use crate::input::{CallerId, CommitNumber, Generation, Requester, SendNumber};
 use crate::log_offsets::{LogEnds, StartOffsets};
 use crate::task::{Panicked, StoreFailure, Task};
 
@@ -95,7 +95,7 @@ pub enum Effect {
         /// The number of the messages.
         number: SendNumber,
         /// The shard.
-        from: Asker,
+        from: Requester,
         /// The messages.
         messages: Vec<Message>,
         /// From when on they must not be sent.
@@ -105,7 +105,7 @@ pub enum Effect {
     /// answered.
     PassOn {
         /// The shard that requested the step.
-        asker: Asker,
+        requester: Requester,
         /// The reply.
         reply: StepReply,
     },

@@ -64,7 +64,7 @@ pub struct Arrived {
 
 /// The shard that sends messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asker {
+pub struct Requester {
     /// The shard.
     pub shard: ShardId,
     /// Its assignment.
@@ -81,14 +81,14 @@ pub enum Input {
     /// An agent that is called directly has replied.
     Replied {
         /// The shard that requested the step.
-        asker: Asker,
+        requester: Requester,
         /// The reply.
         reply: StepReply,
     },
     /// The broker refused a step request because of its topic.
     Unsent {
         /// The shard that requested the step.
-        asker: Asker,
+        requester: Requester,
         /// The agent.
         agent: Arc<str>,
         /// Says that the attempt was not made.

@@ -37,7 +37,8 @@ pub use amount::Amount;
 pub use control::ControlError;
 pub use effect::{Assignment, Effect, LoopError, Note};
 pub use input::{
-    Arrived, Asker, CallerId, CommitNumber, Generation, Input, LostCause, SendNumber, Undelivered,
+    Arrived, CallerId, CommitNumber, Generation, Input, LostCause, Requester, SendNumber,
+    Undelivered,
 };
 pub use lease::{AcquireError, HeldLease, LeaseTerms};
 pub use log_offsets::{LogEnds, StartOffsets};

@@ -36,7 +36,7 @@ use self::layout::LayoutReads;
 use crate::commits::{Assigned, Commits};
 use crate::control::ControlError;
 use crate::effect::{Effect, LoopError, Note};
-use crate::input::{Arrived, Asker, CallerId, Generation, Input};
+use crate::input::{Arrived, CallerId, Generation, Input, Requester};
 use crate::settings::LoopSettings;
 use crate::slot::{Owned, Slot, SlotState};
 use crate::standstill::Standstills;
@@ -171,13 +171,13 @@ impl SchedulerLoop {
         self.resume(None, now);
         match input {
             Input::Records(records) => self.records(records, now),
-            Input::Replied { asker, reply } => self.replied(asker, reply, now),
+            Input::Replied { requester, reply } => self.replied(requester, reply, now),
             Input::Unsent {
-                asker,
+                requester,
                 agent,
                 reply,
                 why,
-            } => self.unsent(&asker, agent, reply, why, now),
+            } => self.unsent(&requester, agent, reply, why, now),
             Input::Lost {
                 source,
                 generation,
@@ -292,23 +292,30 @@ impl SchedulerLoop {
 
     /// Takes the reply of an agent in this process. A reply for a shard that no longer runs, or
     /// takes no further batch, is published for its next owner.
-    fn replied(&mut self, asker: Asker, reply: StepReply, now: Now) {
-        match self.owned(asker.shard, asker.generation) {
+    fn replied(&mut self, requester: Requester, reply: StepReply, now: Now) {
+        match self.owned(requester.shard, requester.generation) {
             Some(owned) if owned.releasing_since.is_none() => {
                 owned.engine.apply(Event::DirectReply(reply), now.wall);
             }
-            _ => self.effects.push(Effect::PassOn { asker, reply }),
+            _ => self.effects.push(Effect::PassOn { requester, reply }),
         }
     }
 
     /// Takes the reply that an attempt was not made because its request could not be sent. If the
     /// shard has a new owner by then, the attempt times out there.
-    fn unsent(&mut self, asker: &Asker, agent: Arc<str>, reply: StepReply, why: String, now: Now) {
-        let Some(owned) = self.owned(asker.shard, asker.generation) else {
+    fn unsent(
+        &mut self,
+        requester: &Requester,
+        agent: Arc<str>,
+        reply: StepReply,
+        why: String,
+        now: Now,
+    ) {
+        let Some(owned) = self.owned(requester.shard, requester.generation) else {
             return;
         };
         if owned.note_unsent(agent.clone(), why.clone(), now.boot) {
-            tracing::error!(shard = %asker.shard, %agent, why, "step requests are refused");
+            tracing::error!(shard = %requester.shard, %agent, why, "step requests are refused");
         }
         if owned.releasing_since.is_none() {
             owned.engine.apply(Event::DirectReply(reply), now.wall);

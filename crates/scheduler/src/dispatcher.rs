@@ -22,7 +22,7 @@ use waybill_messages::headers::{self, Stage};
 use waybill_messages::{
     Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, Record, Topics, is_topic_name,
 };
-use waybill_scheduler_core::{Asker, Input, SendNumber, Undelivered};
+use waybill_scheduler_core::{Input, Requester, SendNumber, Undelivered};
 use waybill_telemetry::chain;
 
 use self::refused::RefusedSteps;
@@ -59,7 +59,7 @@ impl From<Settled> for Input {
 pub(super) struct Dispatcher {
     producer: Producer<Arc<Settlement>>,
     /// Agents that receive requests without a record, if there are any.
-    direct: Option<DirectAgents<Asker>>,
+    direct: Option<DirectAgents<Requester>>,
     nonces: Nonces,
     inputs: Inputs,
     topics: Topics,
@@ -132,7 +132,7 @@ impl Dispatcher {
     }
 
     /// Sends the requests for agents of this process to them directly.
-    pub(super) fn with_agents(self, direct: Option<DirectAgents<Asker>>) -> Self {
+    pub(super) fn with_agents(self, direct: Option<DirectAgents<Requester>>) -> Self {
         Self { direct, ..self }
     }
 
@@ -149,7 +149,7 @@ impl Dispatcher {
     pub(super) fn send(
         &mut self,
         number: SendNumber,
-        from: Asker,
+        from: Requester,
         mut messages: Vec<Message>,
         valid_until: BootTime,
     ) {
@@ -196,7 +196,7 @@ impl Dispatcher {
     }
 
     /// The replies of agents in this process, with the shard that each is for.
-    pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
+    pub(super) fn answers(&self) -> Vec<(Requester, StepReply)> {
         let direct = self.direct.as_ref();
         direct.map_or_else(Vec::new, DirectAgents::take_answers)
     }
@@ -213,7 +213,7 @@ impl Dispatcher {
     /// Publishes a reply of an agent of this process to the replies topic, where the current owner
     /// of the operation reads it. The agent's request had no nonce, but replies on the topic need
     /// one.
-    pub(super) fn pass_on(&mut self, asker: &Asker, mut reply: StepReply) {
+    pub(super) fn pass_on(&mut self, requester: &Requester, mut reply: StepReply) {
         reply.nonce = Some(self.nonces.of_reply(&reply));
         let operation = reply.operation;
         let settlement = Settlement::new(1, move |settled| {
@@ -228,7 +228,7 @@ impl Dispatcher {
         self.wait_until = Instant::now();
         self.lease_ends = None;
         let mut buffer = std::mem::take(&mut self.buffer);
-        let address = (self.topics.step_replies(), asker.partition);
+        let address = (self.topics.step_replies(), requester.partition);
         self.keyed(address, operation, &reply, None, &mut buffer, &settlement);
         self.buffer = buffer;
     }
@@ -237,7 +237,7 @@ impl Dispatcher {
     /// them again.
     pub(super) fn forget(&self, shard: ShardId) {
         if let Some(direct) = &self.direct {
-            direct.forget(|asker| asker.shard == shard);
+            direct.forget(|requester| requester.shard == shard);
         }
     }
 
@@ -250,7 +250,7 @@ impl Dispatcher {
 
     fn send_one(
         &self,
-        from: Asker,
+        from: Requester,
         message: &Message,
         buffer: &mut Vec<u8>,
         settlement: &Arc<Settlement>,
@@ -375,7 +375,7 @@ impl Dispatcher {
 
     fn step(
         &self,
-        from: Asker,
+        from: Requester,
         request: &StepRequest,
         buffer: &mut Vec<u8>,
         settlement: &Arc<Settlement>,
@@ -406,7 +406,7 @@ impl Dispatcher {
     /// one agent's topic delays the steps of that agent alone.
     fn of_step(
         &self,
-        from: Asker,
+        from: Requester,
         request: &StepRequest,
         (topic, partition): (&Arc<str>, PartitionId),
         settlement: &Arc<Settlement>,
@@ -448,7 +448,7 @@ impl Dispatcher {
                     outcome: not_attempted(STEP_REQUEST_REFUSED, &why, UNSENT_RETRY_AFTER),
                 };
                 let unsent = Input::Unsent {
-                    asker: from,
+                    requester: from,
                     agent,
                     reply,
                     why,
@@ -671,8 +671,8 @@ impl Dispatcher {
         if let Some(direct) = &self.direct {
             direct.drain(AGENTS_PATIENCE);
         }
-        for (asker, reply) in self.answers() {
-            self.pass_on(&asker, reply);
+        for (requester, reply) in self.answers() {
+            self.pass_on(&requester, reply);
         }
         if let Err(error) = self.producer.flush(FLUSH_PATIENCE) {
             tracing::warn!(
@@ -685,10 +685,10 @@ impl Dispatcher {
 
 /// Takes the requests to agents of this process out of `messages`.
 fn asked_directly(
-    direct: &DirectAgents<Asker>,
-    from: Asker,
+    direct: &DirectAgents<Requester>,
+    from: Requester,
     messages: &mut Vec<Message>,
-) -> Vec<(Asker, StepRequest)> {
+) -> Vec<(Requester, StepRequest)> {
     let is_direct =
         |message: &mut Message| matches!(message, Message::Step(step) if direct.has(&step.agent));
     let taken = messages.extract_if(.., is_direct);

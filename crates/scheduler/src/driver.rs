@@ -145,8 +145,8 @@ impl Driver {
                     self.failure = Some(panicked.into());
                 }
                 let now = clocks();
-                for (asker, reply) in self.parts.dispatcher.answers() {
-                    self.give(Input::Replied { asker, reply }, now);
+                for (requester, reply) in self.parts.dispatcher.answers() {
+                    self.give(Input::Replied { requester, reply }, now);
                 }
             }
             Incoming::SetRunning {
@@ -277,7 +277,7 @@ impl Driver {
                 messages,
                 valid_until,
             } => dispatcher.send(number, from, messages, valid_until),
-            Effect::PassOn { asker, reply } => dispatcher.pass_on(&asker, reply),
+            Effect::PassOn { requester, reply } => dispatcher.pass_on(&requester, reply),
             Effect::Forget(shard) => dispatcher.forget(shard),
             Effect::Assign(assignment) => consumers.add(&assignment),
             Effect::SetFilter { shard, filter } => consumers.set_filter(shard, &filter),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use waybill_agent_core::{Deadline, Source};
 use waybill_engine::{Action, BootTime, Outcome, PartitionId, StepRequest, Timestamp};
-use waybill_scheduler_core::Asker;
+use waybill_scheduler_core::Requester;
 
 use self::direct::DirectAgents;
 use self::group::RequestLog;
@@ -84,7 +84,10 @@ enum RunsIn {
         source: Source,
     },
     /// In the process of the scheduler that has requested it.
-    Direct { of: Incarnation, asker: Asker },
+    Direct {
+        of: Incarnation,
+        requester: Requester,
+    },
 }
 
 impl Agents {

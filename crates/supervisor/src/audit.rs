@@ -18,9 +18,9 @@ use waybill_supervisor_core::{Audit, AuditSettings, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::shards;
 
-use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 use super::parked::ReadLock;
+use super::publisher::{PublishError, Publisher};
 
 /// Why a round ended early.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ enum AuditError {
     #[error("cannot read the end of the recoveries topic")]
     Admin(#[from] AdminError),
     #[error("recoveries were not acknowledged")]
-    Ask(#[from] AskError),
+    Ask(#[from] PublishError),
 }
 
 /// What the audits of all index shards of a process share.
@@ -41,7 +41,7 @@ pub(super) struct Auditor {
     pub(super) workflows: Arc<Workflows>,
     pub(super) timeout_grace: Duration,
     pub(super) partition_map: PartitionMap,
-    pub(super) asker: Arc<Asker>,
+    pub(super) publisher: Arc<Publisher>,
     pub(super) admin: Admin,
     pub(super) topics: Topics,
     pub(super) metrics: Arc<SupervisorMetrics>,
@@ -66,7 +66,7 @@ impl Auditor {
             workflows: self.workflows.clone(),
             timeout_grace: self.timeout_grace,
             interval: self.every,
-            chunk: self.asker.chunk(),
+            chunk: self.publisher.chunk(),
         });
         let mut read_lock = None;
         let mut failure = None;
@@ -113,9 +113,9 @@ impl Auditor {
             ),
             Effect::ReadRows(ids) => Event::Rows(store.get_many(ids).await?),
             Effect::ReadCursor(of) => Event::Cursor(store.due_cursor(of).await?),
-            Effect::TakeTurn(recoveries) => Event::Turn(self.asker.take_turn(recoveries)),
+            Effect::TakeTurn(recoveries) => Event::Turn(self.publisher.take_turn(recoveries)),
             Effect::Publish(recoveries) => {
-                self.asker.publish(&recoveries).await?;
+                self.publisher.publish(&recoveries).await?;
                 Event::Published
             }
         })

@@ -23,8 +23,8 @@ use waybill_supervisor_core::failed::{Content, Effect, Event, Notice, Output, Un
 use waybill_supervisor_core::{FailedOperations, FailedSettings};
 use waybill_telemetry::chain;
 
-use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
+use super::publisher::{PublishError, Publisher};
 use super::{SupervisorParts, SupervisorSettings};
 
 /// The consumer group of all supervisors of an installation, without the topics' prefix.
@@ -43,7 +43,7 @@ pub(super) struct Following {
     pub(super) name: Arc<str>,
     pub(super) settings: SupervisorSettings,
     pub(super) parts: SupervisorParts,
-    pub(super) asker: Arc<Asker>,
+    pub(super) publisher: Arc<Publisher>,
     pub(super) metrics: Arc<SupervisorMetrics>,
 }
 
@@ -84,7 +84,7 @@ impl Following {
             name: self.name.clone(),
             workflows: self.parts.workflows.clone(),
             timeout_grace: self.settings.timeout_grace,
-            chunk: self.asker.chunk(),
+            chunk: self.publisher.chunk(),
         });
         let mut session = Session {
             following: &self,
@@ -106,7 +106,9 @@ impl Following {
                 match notice {
                     Notice::Decided { recoveries, .. } => session.decided(recoveries),
                     Notice::PublishFailed => tracing::warn!(
-                        error = failure.as_ref().map(|error: &AskError| error as &dyn Error),
+                        error = failure
+                            .as_ref()
+                            .map(|error: &PublishError| error as &dyn Error),
                         "could not write the decisions on failed operations; retrying"
                     ),
                 }
@@ -155,14 +157,14 @@ impl Session<'_> {
         &mut self,
         effect: Effect,
         stop: &CancellationToken,
-    ) -> Result<Event, AskError> {
-        let asker = &self.following.asker;
+    ) -> Result<Event, PublishError> {
+        let publisher = &self.following.publisher;
         Ok(match effect {
             Effect::PublishDeadLetters => {
-                asker.publish_dead_letters(&self.dead_letters).await?;
+                publisher.publish_dead_letters(&self.dead_letters).await?;
                 Event::Published
             }
-            Effect::TakeTurn(recoveries) => Event::Turn(asker.take_turn(recoveries)),
+            Effect::TakeTurn(recoveries) => Event::Turn(publisher.take_turn(recoveries)),
             Effect::Wait(time) => {
                 tokio::select! {
                     () = tokio::time::sleep(time) => {}
@@ -171,7 +173,7 @@ impl Session<'_> {
                 Event::Waited
             }
             Effect::Publish(recoveries) => {
-                asker.publish(&recoveries).await?;
+                publisher.publish(&recoveries).await?;
                 Event::Published
             }
             Effect::Commit(next) => {

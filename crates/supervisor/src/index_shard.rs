@@ -17,10 +17,10 @@ use waybill_supervisor_core::{IndexShard, IndexShardSettings, ParkedStats, Unexp
 use waybill_topology::partition_map::PartitionMap;
 
 use super::SupervisorSettings;
-use super::ask::{AskError, Asker};
 use super::audit::Auditor;
 use super::metrics::SupervisorMetrics;
 use super::parked::{ParkedDriver, ReadLock};
+use super::publisher::{PublishError, Publisher};
 use super::reroute::Rerouter;
 
 /// Why an effect failed.
@@ -29,7 +29,7 @@ enum EffectError {
     #[error("cannot sweep the deadline index")]
     Store(#[from] StoreError),
     #[error("cannot request recoveries of due operations")]
-    Ask(#[from] AskError),
+    Ask(#[from] PublishError),
 }
 
 /// One index shard, and what its effects need.
@@ -41,7 +41,7 @@ pub(super) struct IndexShardDriver {
     pub(super) settings: SupervisorSettings,
     pub(super) store: Arc<dyn Store>,
     pub(super) workflows: Arc<Workflows>,
-    pub(super) asker: Arc<Asker>,
+    pub(super) publisher: Arc<Publisher>,
     pub(super) rerouter: Arc<Rerouter>,
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) partition_map: PartitionMap,
@@ -102,7 +102,7 @@ impl IndexShardDriver {
             grace: self.grace(),
             interval: settings.interval,
             audit_interval: settings.audit_interval,
-            chunk: self.asker.chunk(),
+            chunk: self.publisher.chunk(),
         }
     }
 
@@ -138,9 +138,9 @@ impl IndexShardDriver {
                 limit,
             } => Event::Entries(store.due(index_shard, bucket, after, limit).await?),
             Effect::ReadRows(ids) => Event::Rows(store.get_many(ids).await?),
-            Effect::TakeTurn(recoveries) => Event::Turn(self.asker.take_turn(recoveries)),
+            Effect::TakeTurn(recoveries) => Event::Turn(self.publisher.take_turn(recoveries)),
             Effect::Publish(recoveries) => {
-                self.asker.publish(&recoveries).await?;
+                self.publisher.publish(&recoveries).await?;
                 Event::Published
             }
             Effect::MoveCursor(cursor) => {

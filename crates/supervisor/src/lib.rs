@@ -4,7 +4,7 @@
 //! It has two sources. The index shards of the deadline index are divided between supervisors by
 //! lease (`index_shard`). The partitions of the failed-operations topic are divided by a consumer
 //! group (`failed`). The engine's [`Supervision`](waybill_engine::Supervision) alone decides what
-//! an operation needs, and its recoveries travel through the recovery topic (`ask`). The owner of
+//! an operation needs, and its recoveries travel through the recovery topic (`publisher`). The owner of
 //! an index shard also reroutes the records of a partition that is no longer in use (`reroute`),
 //! counts the parked operations of the index shard (`parked`), and finds operations that nothing
 //! would wake (`audit`).
@@ -24,13 +24,13 @@
 //! Deliberately absent: a memory of past recoveries. A recovery names the attempt that it refers
 //! to, so asking twice changes nothing.
 
-mod ask;
 mod audit;
 mod config;
 mod failed;
 mod index_shard;
 mod metrics;
 mod parked;
+mod publisher;
 mod reroute;
 
 use std::sync::Arc;
@@ -50,11 +50,11 @@ use waybill_topology::partition_map::PartitionMap;
 pub use self::config::SupervisorConfig;
 pub use self::metrics::METRICS;
 
-use self::ask::Asker;
 use self::audit::Auditor;
 use self::index_shard::IndexShardDriver;
 use self::metrics::SupervisorMetrics;
 use self::parked::ReadLock;
+use self::publisher::Publisher;
 use self::reroute::Rerouter;
 
 /// The supervisor's settings.
@@ -121,7 +121,7 @@ async fn supervise(
     let owner = OwnerId(Uuid::new_v4());
     let name: Arc<str> = "supervisor".into();
     let metrics = Arc::new(SupervisorMetrics::new());
-    let asker = Asker::new(
+    let publisher = Publisher::new(
         &parts.kafka,
         &parts.topics,
         parts.partition_map.clone(),
@@ -129,13 +129,13 @@ async fn supervise(
         metrics.clone(),
     )
     .context("cannot create the supervisor's producer")?;
-    let asker = Arc::new(asker);
+    let publisher = Arc::new(publisher);
 
     let rerouter = Rerouter::new(
         &parts.kafka,
         &parts.topics,
         parts.partition_map.clone(),
-        asker.clone(),
+        publisher.clone(),
         metrics.clone(),
     );
     let rerouter = Arc::new(rerouter.context("cannot create the supervisor's admin client")?);
@@ -146,7 +146,7 @@ async fn supervise(
         workflows: parts.workflows.clone(),
         timeout_grace: settings.timeout_grace,
         partition_map: parts.partition_map.clone(),
-        asker: asker.clone(),
+        publisher: publisher.clone(),
         admin: Admin::new(&parts.kafka, "waybill-audit")
             .context("cannot create the audit's admin client")?,
         topics: parts.topics.clone(),
@@ -163,7 +163,7 @@ async fn supervise(
         settings: settings.clone(),
         store: parts.store.clone(),
         workflows: parts.workflows.clone(),
-        asker: asker.clone(),
+        publisher: publisher.clone(),
         rerouter,
         metrics: metrics.clone(),
         partition_map: parts.partition_map.clone(),
@@ -174,7 +174,7 @@ async fn supervise(
         name,
         settings: settings.clone(),
         parts,
-        asker,
+        publisher,
         metrics,
     };
     tasks.spawn(following.run(stop.clone()));

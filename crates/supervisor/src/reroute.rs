@@ -23,8 +23,8 @@ use waybill_supervisor_core::reroute::{Effect, Event, Output};
 use waybill_supervisor_core::{Reroute, UnexpectedEvent};
 use waybill_topology::partition_map::PartitionMap;
 
-use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
+use super::publisher::{PublishError, Publisher};
 
 /// Maximum size of one poll.
 const LIMITS: PollLimits = PollLimits {
@@ -48,7 +48,7 @@ pub(super) enum RerouteError {
     #[error("cannot read the records")]
     Poll(#[from] PollError),
     #[error("could not write the rerouted records")]
-    Ask(#[from] AskError),
+    Ask(#[from] PublishError),
     #[error("the thread that reads the records panicked")]
     Thread(#[from] tokio::task::JoinError),
     #[error("the driver and the state machine disagree")]
@@ -62,7 +62,7 @@ pub(super) struct Rerouter {
     kafka: KafkaSettings,
     topics: Topics,
     partition_map: PartitionMap,
-    asker: Arc<Asker>,
+    publisher: Arc<Publisher>,
     metrics: Arc<SupervisorMetrics>,
     permits: Semaphore,
 }
@@ -72,7 +72,7 @@ impl Rerouter {
         kafka: &KafkaSettings,
         topics: &Topics,
         partition_map: PartitionMap,
-        asker: Arc<Asker>,
+        publisher: Arc<Publisher>,
         metrics: Arc<SupervisorMetrics>,
     ) -> Result<Self, ClientError> {
         Ok(Self {
@@ -80,7 +80,7 @@ impl Rerouter {
             kafka: kafka.clone(),
             topics: topics.clone(),
             partition_map,
-            asker,
+            publisher,
             metrics,
             permits: Semaphore::new(CONCURRENT_REROUTES_MAX),
         })
@@ -186,7 +186,7 @@ impl Rerouter {
         let rerouted: Vec<_> = rerouted
             .map(|record| to_own_partition(record, partitions))
             .collect();
-        self.asker.send_on(&rerouted, partition).await?;
+        self.publisher.send_on(&rerouted, partition).await?;
         let count = rerouted.len();
         if count > 0 {
             self.metrics.rerouted.increment(count as u64);

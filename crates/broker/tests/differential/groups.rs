@@ -17,7 +17,7 @@ use kafka_protocol::messages::{
 };
 
 use crate::common::topic_name;
-use crate::{Asker, Different, code, compare, text};
+use crate::{Client, Different, code, compare, text};
 
 #[tokio::test]
 async fn members_join_and_leave_as_on_kafka() {
@@ -41,10 +41,10 @@ async fn members_join_and_leave_as_on_kafka() {
     .await;
 }
 
-async fn ask_as_a_member(asker: &mut Asker) {
-    asker.coordinator("g").await;
-    let topic = asker.topic("t", 1, &[]).await;
-    let request = join(asker, "g");
+async fn ask_as_a_member(client: &mut Client) {
+    client.coordinator("g").await;
+    let topic = client.topic("t", 1, &[]).await;
+    let request = join(client, "g");
     for (question, request) in [
         ("no group", request.clone().with_group_id(text("").into())),
         ("no time-out", request.clone().with_session_timeout_ms(0)),
@@ -59,21 +59,21 @@ async fn ask_as_a_member(asker: &mut Asker) {
         ("no protocols", request.clone().with_protocols(Vec::new())),
         ("its own id", request.clone().with_member_id(text("mine"))),
     ] {
-        let answer = asker.wire.ask(5, &request).await;
-        asker.answered(format!("joining with {question}"), code(answer.error_code));
+        let answer = client.wire.ask(5, &request).await;
+        client.answered(format!("joining with {question}"), code(answer.error_code));
     }
 
     // A new member gets an id first, and joins with it.
-    let answer = asker.wire.ask(5, &request).await;
+    let answer = client.wire.ask(5, &request).await;
     let given = (
         code(answer.error_code),
         answer.generation_id,
         answer.member_id.is_empty(),
     );
-    asker.answered("joining again", given);
+    client.answered("joining again", given);
     let request = request.with_member_id(answer.member_id);
-    let joined = asker.wire.ask(5, &request).await;
-    asker.answered(
+    let joined = client.wire.ask(5, &request).await;
+    client.answered(
         "joining with the id given",
         (
             code(joined.error_code),
@@ -84,16 +84,16 @@ async fn ask_as_a_member(asker: &mut Asker) {
         ),
     );
     // The leader has not sent the assignment yet.
-    let answer = commit(asker, &topic, &joined, joined.generation_id, 1).await;
-    asker.answered("committing before the assignment", answer);
-    let answer = heartbeat(asker, &joined, joined.generation_id).await;
-    asker.answered("a heartbeat before the assignment", answer);
+    let answer = commit(client, &topic, &joined, joined.generation_id, 1).await;
+    client.answered("committing before the assignment", answer);
+    let answer = heartbeat(client, &joined, joined.generation_id).await;
+    client.answered("a heartbeat before the assignment", answer);
 
     let assignment = SyncGroupRequestAssignment::default()
         .with_member_id(joined.member_id.clone())
         .with_assignment(Bytes::from_static(b"all"));
     let sync = SyncGroupRequest::default()
-        .with_group_id(asker.group("g"))
+        .with_group_id(client.group("g"))
         .with_generation_id(joined.generation_id)
         .with_member_id(joined.member_id.clone())
         .with_assignments(vec![assignment]);
@@ -106,8 +106,8 @@ async fn ask_as_a_member(asker: &mut Asker) {
             sync.clone().with_assignments(Vec::new()),
         ),
     ] {
-        let answer = asker.wire.ask(3, &request).await;
-        asker.answered(
+        let answer = client.wire.ask(3, &request).await;
+        client.answered(
             format!("a sync {question}"),
             (code(answer.error_code), answer.assignment),
         );
@@ -118,33 +118,33 @@ async fn ask_as_a_member(asker: &mut Asker) {
         ("older", 0),
         ("later", 9),
     ] {
-        let beat = heartbeat(asker, &joined, generation).await;
-        asker.answered(format!("a heartbeat of the {question} generation"), beat);
-        let committed = commit(asker, &topic, &joined, generation, 2).await;
-        asker.answered(
+        let beat = heartbeat(client, &joined, generation).await;
+        client.answered(format!("a heartbeat of the {question} generation"), beat);
+        let committed = commit(client, &topic, &joined, generation, 2).await;
+        client.answered(
             format!("committing in the {question} generation"),
             committed,
         );
     }
     let stranger = joined.clone().with_member_id(text("who"));
-    let answer = heartbeat(asker, &stranger, joined.generation_id).await;
-    asker.answered("a heartbeat of a stranger", answer);
-    let answer = commit(asker, &topic, &stranger, joined.generation_id, 2).await;
-    asker.answered("committing as a stranger", answer);
+    let answer = heartbeat(client, &stranger, joined.generation_id).await;
+    client.answered("a heartbeat of a stranger", answer);
+    let answer = commit(client, &topic, &stranger, joined.generation_id, 2).await;
+    client.answered("committing as a stranger", answer);
     let nobody = joined.clone().with_member_id(text(""));
-    let answer = commit(asker, &topic, &nobody, -1, 2).await;
-    asker.answered(
+    let answer = commit(client, &topic, &nobody, -1, 2).await;
+    client.answered(
         "committing without a member id while there are members",
         answer,
     );
 
-    let other = join(asker, "g").with_protocol_type(text("connect"));
-    let answer = asker.wire.ask(5, &other).await;
-    asker.answered("joining with another type", code(answer.error_code));
-    let answer = delete_group(asker, "g").await;
-    asker.answered("deleting a group with members", answer);
-    let answer = describe(asker, "g").await;
-    asker.answered("describing a group", answer);
+    let other = join(client, "g").with_protocol_type(text("connect"));
+    let answer = client.wire.ask(5, &other).await;
+    client.answered("joining with another type", code(answer.error_code));
+    let answer = delete_group(client, "g").await;
+    client.answered("deleting a group with members", answer);
+    let answer = describe(client, "g").await;
+    client.answered("describing a group", answer);
 
     for (question, member) in [
         ("a stranger", text("who")),
@@ -152,27 +152,27 @@ async fn ask_as_a_member(asker: &mut Asker) {
     ] {
         let leaver = MemberIdentity::default().with_member_id(member);
         let request = LeaveGroupRequest::default()
-            .with_group_id(asker.group("g"))
+            .with_group_id(client.group("g"))
             .with_members(vec![leaver]);
-        let answer = asker.wire.ask(4, &request).await;
+        let answer = client.wire.ask(4, &request).await;
         let of_member = answer.members.first().map(|member| code(member.error_code));
-        asker.answered(
+        client.answered(
             format!("{question} leaves"),
             (code(answer.error_code), of_member),
         );
     }
-    let answer = describe(asker, "g").await;
-    asker.answered("describing a group without members", answer);
-    let answer = commit(asker, &topic, &nobody, -1, 3).await;
-    asker.answered("committing without a member id", answer);
-    let answer = commit(asker, &topic, &nobody, 4, 3).await;
-    asker.answered("committing without a member id in a generation", answer);
-    let answer = committed(asker, "g", &topic).await;
-    asker.answered("what was committed", answer);
-    let answer = delete_group(asker, "g").await;
-    asker.answered("deleting a group", answer);
-    let answer = committed(asker, "g", &topic).await;
-    asker.answered("the remaining group", answer);
+    let answer = describe(client, "g").await;
+    client.answered("describing a group without members", answer);
+    let answer = commit(client, &topic, &nobody, -1, 3).await;
+    client.answered("committing without a member id", answer);
+    let answer = commit(client, &topic, &nobody, 4, 3).await;
+    client.answered("committing without a member id in a generation", answer);
+    let answer = committed(client, "g", &topic).await;
+    client.answered("what was committed", answer);
+    let answer = delete_group(client, "g").await;
+    client.answered("deleting a group", answer);
+    let answer = committed(client, "g", &topic).await;
+    client.answered("the remaining group", answer);
 }
 
 #[tokio::test]
@@ -189,57 +189,57 @@ async fn missing_groups_are_answered_as_on_kafka() {
     .await;
 }
 
-async fn ask_of_nothing(asker: &mut Asker) {
-    asker.coordinator("g").await;
-    let topic = asker.topic("t", 1, &[]).await;
-    let unknown = asker.name("unknown");
+async fn ask_of_nothing(client: &mut Client) {
+    client.coordinator("g").await;
+    let topic = client.topic("t", 1, &[]).await;
+    let unknown = client.name("unknown");
     let nobody = JoinGroupResponse::default();
     let somebody = nobody.clone().with_member_id(text("who"));
-    let answer = heartbeat(asker, &somebody, 1).await;
-    asker.answered("a heartbeat", answer);
-    let answer = commit(asker, &topic, &somebody, 1, 1).await;
-    asker.answered("committing as somebody", answer);
-    let answer = delete_group(asker, "g").await;
-    asker.answered("deleting", answer);
-    let answer = describe(asker, "g").await;
-    asker.answered("describing", answer);
-    let answer = committed(asker, "g", &topic).await;
-    asker.answered("what was committed", answer);
-    let answer = committed(asker, "g", &unknown).await;
-    asker.answered("what was committed for an unknown topic", answer);
-    let answer = commit(asker, &unknown, &nobody, -1, 1).await;
-    asker.answered("committing for an unknown topic", answer);
+    let answer = heartbeat(client, &somebody, 1).await;
+    client.answered("a heartbeat", answer);
+    let answer = commit(client, &topic, &somebody, 1, 1).await;
+    client.answered("committing as somebody", answer);
+    let answer = delete_group(client, "g").await;
+    client.answered("deleting", answer);
+    let answer = describe(client, "g").await;
+    client.answered("describing", answer);
+    let answer = committed(client, "g", &topic).await;
+    client.answered("what was committed", answer);
+    let answer = committed(client, "g", &unknown).await;
+    client.answered("what was committed for an unknown topic", answer);
+    let answer = commit(client, &unknown, &nobody, -1, 1).await;
+    client.answered("committing for an unknown topic", answer);
     let leaver = MemberIdentity::default().with_member_id(text("who"));
     let request = LeaveGroupRequest::default()
-        .with_group_id(asker.group("g"))
+        .with_group_id(client.group("g"))
         .with_members(vec![leaver]);
-    let answer = asker.wire.ask(4, &request).await;
+    let answer = client.wire.ask(4, &request).await;
     let of_member = answer.members.first().map(|member| code(member.error_code));
-    asker.answered("leaving", (code(answer.error_code), of_member));
+    client.answered("leaving", (code(answer.error_code), of_member));
 }
 
-fn join(asker: &Asker, group: &str) -> JoinGroupRequest {
+fn join(client: &Client, group: &str) -> JoinGroupRequest {
     let protocol = JoinGroupRequestProtocol::default()
         .with_name(text("range"))
         .with_metadata(Bytes::from_static(&[0; 10]));
     JoinGroupRequest::default()
-        .with_group_id(asker.group(group))
+        .with_group_id(client.group(group))
         .with_session_timeout_ms(30_000)
         .with_rebalance_timeout_ms(30_000)
         .with_protocol_type(text("consumer"))
         .with_protocols(vec![protocol])
 }
 
-async fn heartbeat(asker: &mut Asker, member: &JoinGroupResponse, generation: i32) -> String {
+async fn heartbeat(client: &mut Client, member: &JoinGroupResponse, generation: i32) -> String {
     let request = HeartbeatRequest::default()
-        .with_group_id(asker.group("g"))
+        .with_group_id(client.group("g"))
         .with_generation_id(generation)
         .with_member_id(member.member_id.clone());
-    code(asker.wire.ask(4, &request).await.error_code)
+    code(client.wire.ask(4, &request).await.error_code)
 }
 
 async fn commit(
-    asker: &mut Asker,
+    client: &mut Client,
     topic: &str,
     member: &JoinGroupResponse,
     generation: i32,
@@ -253,24 +253,28 @@ async fn commit(
         .with_name(topic_name(topic))
         .with_partitions(vec![partition]);
     let request = OffsetCommitRequest::default()
-        .with_group_id(asker.group("g"))
+        .with_group_id(client.group("g"))
         .with_generation_id_or_member_epoch(generation)
         .with_member_id(member.member_id.clone())
         .with_topics(vec![topic]);
-    let answer = asker.wire.ask(8, &request).await;
+    let answer = client.wire.ask(8, &request).await;
     code(answer.topics[0].partitions[0].error_code)
 }
 
 /// The group's error, and the partition's with its offset.
-async fn committed(asker: &mut Asker, group: &str, topic: &str) -> (String, Option<(String, i64)>) {
+async fn committed(
+    client: &mut Client,
+    group: &str,
+    topic: &str,
+) -> (String, Option<(String, i64)>) {
     let topic = OffsetFetchRequestTopics::default()
         .with_name(topic_name(topic))
         .with_partition_indexes(vec![0]);
     let wanted = OffsetFetchRequestGroup::default()
-        .with_group_id(asker.group(group))
+        .with_group_id(client.group(group))
         .with_topics(Some(vec![topic]));
     let request = OffsetFetchRequest::default().with_groups(vec![wanted]);
-    let answer = asker.wire.ask(8, &request).await;
+    let answer = client.wire.ask(8, &request).await;
     let group = &answer.groups[0];
     let partition = group.topics.first().map(|topic| &topic.partitions[0]);
     let of_partition =
@@ -278,14 +282,14 @@ async fn committed(asker: &mut Asker, group: &str, topic: &str) -> (String, Opti
     (code(group.error_code), of_partition)
 }
 
-async fn delete_group(asker: &mut Asker, group: &str) -> String {
-    let request = DeleteGroupsRequest::default().with_groups_names(vec![asker.group(group)]);
-    code(asker.wire.ask(2, &request).await.results[0].error_code)
+async fn delete_group(client: &mut Client, group: &str) -> String {
+    let request = DeleteGroupsRequest::default().with_groups_names(vec![client.group(group)]);
+    code(client.wire.ask(2, &request).await.results[0].error_code)
 }
 
-async fn describe(asker: &mut Asker, group: &str) -> (String, String, String, usize) {
-    let request = DescribeGroupsRequest::default().with_groups(vec![asker.group(group)]);
-    let answer = asker.wire.ask(5, &request).await;
+async fn describe(client: &mut Client, group: &str) -> (String, String, String, usize) {
+    let request = DescribeGroupsRequest::default().with_groups(vec![client.group(group)]);
+    let answer = client.wire.ask(5, &request).await;
     let group = &answer.groups[0];
     (
         code(group.error_code),

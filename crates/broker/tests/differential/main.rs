@@ -42,7 +42,7 @@ struct Different {
 }
 
 /// Asks one broker, and keeps its answers under the names of the questions.
-struct Asker {
+struct Client {
     wire: Wire,
     /// Begins every name of this test and of no other.
     prefix: String,
@@ -50,7 +50,7 @@ struct Asker {
     answers: BTreeMap<String, String>,
 }
 
-impl Asker {
+impl Client {
     async fn new(address: SocketAddr, prefix: &str) -> Self {
         Self {
             wire: Wire::connect(address).await,
@@ -140,7 +140,7 @@ impl Asker {
 }
 
 /// Asks both brokers the same, and compares.
-async fn compare(ask: impl AsyncFn(&mut Asker), different: &[Different]) {
+async fn compare(ask: impl AsyncFn(&mut Client), different: &[Different]) {
     let Some(kafka) = apache_kafka() else {
         println!("SKIPPED: the comparison with Apache Kafka: WAYBILL_TEST_BROKERS names none");
         return;
@@ -150,9 +150,9 @@ async fn compare(ask: impl AsyncFn(&mut Asker), different: &[Different]) {
     let prefix = format!("same-{}-{}-{number}", std::process::id(), now_ms());
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;
-    let mut of_embedded = Asker::new(broker.address(), &prefix).await;
+    let mut of_embedded = Client::new(broker.address(), &prefix).await;
     ask(&mut of_embedded).await;
-    let mut of_kafka = Asker::new(kafka, &prefix).await;
+    let mut of_kafka = Client::new(kafka, &prefix).await;
     ask(&mut of_kafka).await;
     of_kafka.delete_topics().await;
     assert!(broker.shutdown().await);

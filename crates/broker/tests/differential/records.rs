@@ -15,7 +15,7 @@ use kafka_protocol::messages::{
 };
 
 use crate::common::{batch_of, now_ms, plain, topic_name};
-use crate::{Asker, Different, code, compare, is_starting};
+use crate::{Client, Different, code, compare, is_starting};
 
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
@@ -41,9 +41,9 @@ async fn batches_are_accepted_and_refused_as_on_kafka() {
     .await;
 }
 
-async fn ask_to_produce(asker: &mut Asker) {
-    let topic = asker.topic("t", 1, &[("max.message.bytes", "2000")]).await;
-    let unknown = asker.name("unknown");
+async fn ask_to_produce(client: &mut Client) {
+    let topic = client.topic("t", 1, &[("max.message.bytes", "2000")]).await;
+    let unknown = client.name("unknown");
     let damaged = {
         let mut bytes = plain(b"damaged").to_vec();
         *bytes.last_mut().unwrap() ^= 1;
@@ -91,24 +91,24 @@ async fn ask_to_produce(asker: &mut Asker) {
             batch_of(-1, -1, -1, now + DAY_MS, b"new"),
         ),
     ] {
-        let answer = produce(asker, topic, partition, acks, &batch).await;
-        asker.answered(format!("producing {question}"), answer);
+        let answer = produce(client, topic, partition, acks, &batch).await;
+        client.answered(format!("producing {question}"), answer);
     }
 
-    let topic = asker.topic("counted", 1, &[]).await;
+    let topic = client.topic("counted", 1, &[]).await;
     let request = InitProducerIdRequest::default()
         .with_transactional_id(None)
         .with_transaction_timeout_ms(60_000)
         .with_producer_id((-1).into())
         .with_producer_epoch(-1);
     let answer = loop {
-        let answer = asker.wire.ask(4, &request).await;
+        let answer = client.wire.ask(4, &request).await;
         if !is_starting(answer.error_code) {
             break answer;
         }
     };
     let given = (code(answer.error_code), answer.producer_epoch);
-    asker.answered("a producer id", given);
+    client.answered("a producer id", given);
     let id = *answer.producer_id;
     for (question, epoch, sequence) in [
         ("a first batch", 0, 0),
@@ -122,13 +122,13 @@ async fn ask_to_produce(asker: &mut Asker) {
         ("the newer epoch's first again", 1, 0),
     ] {
         let batch = batch_of(id, epoch, sequence, now, b"counted");
-        let answer = produce(asker, &topic, 0, -1, &batch).await;
-        asker.answered(format!("an idempotent producer: {question}"), answer);
+        let answer = produce(client, &topic, 0, -1, &batch).await;
+        client.answered(format!("an idempotent producer: {question}"), answer);
     }
     // An id that this broker never gave, in the middle of its sequence.
     let batch = batch_of(id + 10_000_000, 0, 5, now, b"strange");
-    let answer = produce(asker, &topic, 0, -1, &batch).await;
-    asker.answered("an idempotent producer: a strange one", answer);
+    let answer = produce(client, &topic, 0, -1, &batch).await;
+    client.answered("an idempotent producer: a strange one", answer);
 }
 
 /// Corrects the checksum of a batch.
@@ -140,7 +140,7 @@ fn with_checksum(mut batch: Vec<u8>) -> Bytes {
 
 /// The error, or the offset of the batch.
 async fn produce(
-    asker: &mut Asker,
+    client: &mut Client,
     topic: &str,
     partition: i32,
     acks: i16,
@@ -156,7 +156,7 @@ async fn produce(
         .with_acks(acks)
         .with_timeout_ms(10_000)
         .with_topic_data(vec![topic]);
-    let answer = asker.wire.ask(9, &request).await;
+    let answer = client.wire.ask(9, &request).await;
     let answer = &answer.responses[0].partition_responses[0];
     let offset = (answer.error_code == 0).then_some(answer.base_offset);
     (code(answer.error_code), offset)
@@ -176,13 +176,13 @@ async fn records_are_fetched_found_and_deleted_as_on_kafka() {
     .await;
 }
 
-async fn ask_to_read(asker: &mut Asker) {
-    let topic = asker.topic("t", 1, &[]).await;
-    let unknown = asker.name("unknown");
+async fn ask_to_read(client: &mut Client) {
+    let topic = client.topic("t", 1, &[]).await;
+    let unknown = client.name("unknown");
     let start = now_ms() - DAY_MS;
     for n in 0..5 {
         let batch = batch_of(-1, -1, -1, start + n * 1_000, b"v");
-        assert_eq!(produce(asker, &topic, 0, -1, &batch).await.0, "OK");
+        assert_eq!(produce(client, &topic, 0, -1, &batch).await.0, "OK");
     }
     for (question, offset) in [
         ("below the end", 4),
@@ -191,14 +191,14 @@ async fn ask_to_read(asker: &mut Asker) {
         ("from some on", 2),
         ("less than was deleted", 1),
     ] {
-        let answer = delete_records(asker, &topic, 0, offset).await;
+        let answer = delete_records(client, &topic, 0, offset).await;
         // The first request deletes nearly all records, and they stay deleted.
-        asker.answered(format!("deleting {question}"), answer);
+        client.answered(format!("deleting {question}"), answer);
     }
-    let answer = delete_records(asker, &topic, 1, 0).await;
-    asker.answered("deleting in an unknown partition", answer);
-    let answer = delete_records(asker, &unknown, 0, 0).await;
-    asker.answered("deleting in an unknown topic", answer);
+    let answer = delete_records(client, &topic, 1, 0).await;
+    client.answered("deleting in an unknown partition", answer);
+    let answer = delete_records(client, &unknown, 0, 0).await;
+    client.answered("deleting in an unknown topic", answer);
 
     for (question, partition, offset, epoch) in [
         ("the first record left", 0, 4, -1),
@@ -210,11 +210,11 @@ async fn ask_to_read(asker: &mut Asker) {
         ("by the leader's epoch", 0, 4, 0),
         ("by an epoch to come", 0, 4, 7),
     ] {
-        let answer = fetch(asker, &topic, partition, offset, epoch).await;
-        asker.answered(format!("fetching {question}"), answer);
+        let answer = fetch(client, &topic, partition, offset, epoch).await;
+        client.answered(format!("fetching {question}"), answer);
     }
-    let answer = fetch(asker, &unknown, 0, 0, -1).await;
-    asker.answered("fetching from an unknown topic", answer);
+    let answer = fetch(client, &unknown, 0, 0, -1).await;
+    client.answered("fetching from an unknown topic", answer);
 
     for (question, partition, timestamp) in [
         ("the end", 0, -1),
@@ -226,36 +226,36 @@ async fn ask_to_read(asker: &mut Asker) {
         ("a time unknown to any", 0, -77),
         ("an unknown partition", 1, -1),
     ] {
-        let answer = asker.list_offsets(&topic, partition, timestamp).await;
+        let answer = client.list_offsets(&topic, partition, timestamp).await;
         let timestamp = answer.timestamp - if answer.timestamp > 0 { start } else { 0 };
-        asker.answered(
+        client.answered(
             format!("looking for {question}"),
             (code(answer.error_code), answer.offset, timestamp),
         );
     }
 
     // From version 7 on, -3 is the record with the largest timestamp.
-    let mixed = asker.topic("mixed", 1, &[]).await;
-    let newest = asker.list_offsets_as(7, &mixed, 0, -3).await;
-    asker.answered(
+    let mixed = client.topic("mixed", 1, &[]).await;
+    let newest = client.list_offsets_as(7, &mixed, 0, -3).await;
+    client.answered(
         "looking for the newest of no records",
         (code(newest.error_code), newest.offset, newest.timestamp),
     );
     for seconds in [1, 3, 3, 2] {
         let batch = batch_of(-1, -1, -1, start + seconds * 1_000, b"v");
-        assert_eq!(produce(asker, &mixed, 0, -1, &batch).await.0, "OK");
+        assert_eq!(produce(client, &mixed, 0, -1, &batch).await.0, "OK");
     }
     for (question, version) in [("before version 7", 6), ("from version 7 on", 7)] {
-        let newest = asker.list_offsets_as(version, &mixed, 0, -3).await;
+        let newest = client.list_offsets_as(version, &mixed, 0, -3).await;
         let timestamp = newest.timestamp - if newest.timestamp > 0 { start } else { 0 };
-        asker.answered(
+        client.answered(
             format!("looking for the newest {question}"),
             (code(newest.error_code), newest.offset, timestamp),
         );
     }
 
-    let answer = asker.list_offsets(&topic, 0, -1).await;
-    asker.answered(
+    let answer = client.list_offsets(&topic, 0, -1).await;
+    client.answered(
         "looking for the leader's epoch at the end",
         answer.leader_epoch,
     );
@@ -275,19 +275,19 @@ async fn ask_to_read(asker: &mut Asker) {
         let request = OffsetForLeaderEpochRequest::default()
             .with_replica_id((-2).into())
             .with_topics(vec![asked]);
-        let answer = asker.wire.ask(3, &request).await;
+        let answer = client.wire.ask(3, &request).await;
         let answer = &answer.topics[0].partitions[0];
         let answer = (
             code(answer.error_code),
             answer.leader_epoch,
             answer.end_offset,
         );
-        asker.answered(format!("the end of {question}"), answer);
+        client.answered(format!("the end of {question}"), answer);
     }
 }
 
 async fn delete_records(
-    asker: &mut Asker,
+    client: &mut Client,
     topic: &str,
     partition: i32,
     offset: i64,
@@ -301,14 +301,14 @@ async fn delete_records(
     let request = DeleteRecordsRequest::default()
         .with_topics(vec![topic])
         .with_timeout_ms(10_000);
-    let answer = asker.wire.ask(2, &request).await;
+    let answer = client.wire.ask(2, &request).await;
     let answer = &answer.topics[0].partitions[0];
     (code(answer.error_code), answer.low_watermark)
 }
 
 /// The error, or the end, the log's start, and whether records arrived.
 async fn fetch(
-    asker: &mut Asker,
+    client: &mut Client,
     topic: &str,
     partition: i32,
     offset: i64,
@@ -329,7 +329,7 @@ async fn fetch(
         .with_max_bytes(1 << 20)
         .with_session_epoch(-1)
         .with_topics(vec![topic]);
-    let answer = asker.wire.ask(11, &request).await;
+    let answer = client.wire.ask(11, &request).await;
     let answer = &answer.responses[0].partitions[0];
     let has_records = answer
         .records

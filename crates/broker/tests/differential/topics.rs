@@ -14,7 +14,7 @@ use kafka_protocol::messages::{
 };
 
 use crate::common::{topic_name, until};
-use crate::{Asker, Different, code, compare, create_request, delete_request, text};
+use crate::{Client, Different, code, compare, create_request, delete_request, text};
 
 const TOPIC: i8 = 2;
 const SET: i8 = 0;
@@ -34,9 +34,9 @@ async fn topics_are_created_extended_and_deleted_as_on_kafka() {
     .await;
 }
 
-async fn ask_for_topics(asker: &mut Asker) {
-    let topic = asker.topic("t", 2, &[]).await;
-    let fresh = asker.name("fresh");
+async fn ask_for_topics(client: &mut Client) {
+    let topic = client.topic("t", 2, &[]).await;
+    let fresh = client.name("fresh");
     for (question, request) in [
         ("one that exists", create_request(&topic, 2, 1, &[])),
         ("a name with a space", create_request("a b", 1, 1, &[])),
@@ -64,8 +64,8 @@ async fn ask_for_topics(asker: &mut Asker) {
             create_request(&fresh, 1, 1, &[]).with_validate_only(true),
         ),
     ] {
-        let answer = asker.wire.ask(7, &request).await;
-        asker.answered(
+        let answer = client.wire.ask(7, &request).await;
+        client.answered(
             format!("making {question}"),
             code(answer.topics[0].error_code),
         );
@@ -83,9 +83,9 @@ async fn ask_for_topics(asker: &mut Asker) {
         let request = CreatePartitionsRequest::default()
             .with_topics(vec![grown])
             .with_timeout_ms(10_000);
-        let answer = asker.wire.ask(3, &request).await;
+        let answer = client.wire.ask(3, &request).await;
         let answer = code(answer.results[0].error_code);
-        asker.answered(format!("growing {question}"), answer);
+        client.answered(format!("growing {question}"), answer);
     }
     let by_name = DeleteTopicState::default().with_name(Some(topic_name(&fresh)));
     let by_id = DeleteTopicState::default()
@@ -95,14 +95,14 @@ async fn ask_for_topics(asker: &mut Asker) {
         let request = DeleteTopicsRequest::default()
             .with_topics(vec![state])
             .with_timeout_ms(10_000);
-        let answer = asker.wire.ask(6, &request).await;
+        let answer = client.wire.ask(6, &request).await;
         let answer = code(answer.responses[0].error_code);
-        asker.answered(format!("deleting what does not exist {question}"), answer);
+        client.answered(format!("deleting what does not exist {question}"), answer);
     }
     for (question, name) in [("unknown", fresh.as_str()), ("impossible", "a b")] {
         let wanted = MetadataRequestTopic::default().with_name(Some(topic_name(name)));
-        let topic = metadata(asker, wanted).await;
-        asker.answered(
+        let topic = metadata(client, wanted).await;
+        client.answered(
             format!("looking at an {question} topic"),
             (
                 code(topic.error_code),
@@ -118,27 +118,27 @@ async fn a_deleted_topic_is_unknown_as_on_kafka() {
     compare(ask_for_a_deleted_topic, &[]).await;
 }
 
-async fn ask_for_a_deleted_topic(asker: &mut Asker) {
-    let name = asker.topic("gone", 1, &[]).await;
+async fn ask_for_a_deleted_topic(client: &mut Client) {
+    let name = client.topic("gone", 1, &[]).await;
     let by_name = || MetadataRequestTopic::default().with_name(Some(topic_name(&name)));
-    let found = metadata(asker, by_name()).await;
+    let found = metadata(client, by_name()).await;
     assert_eq!(code(found.error_code), "OK");
-    let deleted = asker
+    let deleted = client
         .wire
         .ask(6, &delete_request(std::slice::from_ref(&name)))
         .await;
-    asker.answered("deleting it", code(deleted.responses[0].error_code));
+    client.answered("deleting it", code(deleted.responses[0].error_code));
     // Kafka deletes it later.
     until("it is deleted", async || {
-        metadata(asker, by_name()).await.error_code != 0
+        metadata(client, by_name()).await.error_code != 0
     })
     .await;
     let by_id = MetadataRequestTopic::default()
         .with_name(None)
         .with_topic_id(found.topic_id);
     for (question, wanted) in [("by name", by_name()), ("by id", by_id)] {
-        let topic = metadata(asker, wanted).await;
-        asker.answered(
+        let topic = metadata(client, wanted).await;
+        client.answered(
             format!("looking at it {question}"),
             (
                 code(topic.error_code),
@@ -147,15 +147,15 @@ async fn ask_for_a_deleted_topic(asker: &mut Asker) {
             ),
         );
     }
-    let offsets = asker.list_offsets(&name, 0, -1).await;
-    asker.answered("looking for its end", code(offsets.error_code));
-    let again = asker.wire.ask(6, &delete_request(&[name])).await;
-    asker.answered("deleting it again", code(again.responses[0].error_code));
+    let offsets = client.list_offsets(&name, 0, -1).await;
+    client.answered("looking for its end", code(offsets.error_code));
+    let again = client.wire.ask(6, &delete_request(&[name])).await;
+    client.answered("deleting it again", code(again.responses[0].error_code));
 }
 
-async fn metadata(asker: &mut Asker, wanted: MetadataRequestTopic) -> MetadataResponseTopic {
+async fn metadata(client: &mut Client, wanted: MetadataRequestTopic) -> MetadataResponseTopic {
     let request = MetadataRequest::default().with_topics(Some(vec![wanted]));
-    asker.wire.ask(12, &request).await.topics.remove(0)
+    client.wire.ask(12, &request).await.topics.remove(0)
 }
 
 #[tokio::test]
@@ -228,14 +228,14 @@ async fn settings_are_described_and_changed_as_on_kafka() {
     .await;
 }
 
-async fn ask_for_settings(asker: &mut Asker) {
+async fn ask_for_settings(client: &mut Client) {
     let settings = [
         ("retention.ms", "60000"),
         ("max.message.bytes", "1048588"),
         ("segment.bytes", "2097152"),
     ];
-    let topic = asker.topic("t", 1, &settings).await;
-    describe(asker, &topic, "as made").await;
+    let topic = client.topic("t", 1, &settings).await;
+    describe(client, &topic, "as made").await;
     for (question, name, operation, value) in [
         ("an unknown one", "burn", SET, Some("1")),
         ("to a wrong value", "retention.ms", SET, Some("soon")),
@@ -246,27 +246,27 @@ async fn ask_for_settings(asker: &mut Asker) {
         ("another back", "retention.ms", DELETE, None),
         ("by an unknown operation", "retention.ms", 9, Some("1")),
     ] {
-        let answer = alter(asker, TOPIC, &topic, name, operation, value).await;
-        asker.answered(format!("changing {question}"), answer);
+        let answer = alter(client, TOPIC, &topic, name, operation, value).await;
+        client.answered(format!("changing {question}"), answer);
     }
-    let unknown = asker.name("unknown");
-    let answer = alter(asker, TOPIC, &unknown, "retention.ms", SET, Some("1")).await;
-    asker.answered("changing one of an unknown topic", answer);
-    describe(asker, &topic, "as changed").await;
+    let unknown = client.name("unknown");
+    let answer = alter(client, TOPIC, &unknown, "retention.ms", SET, Some("1")).await;
+    client.answered("changing one of an unknown topic", answer);
+    describe(client, &topic, "as changed").await;
     let resource = DescribeConfigsResource::default()
         .with_resource_type(TOPIC)
         .with_resource_name(text(&unknown))
         .with_configuration_keys(None);
     let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-    let answer = asker.wire.ask(4, &request).await;
-    asker.answered(
+    let answer = client.wire.ask(4, &request).await;
+    client.answered(
         "those of an unknown topic",
         code(answer.results[0].error_code),
     );
 }
 
 /// Settings that both brokers have.
-async fn describe(asker: &mut Asker, topic: &str, when: &str) {
+async fn describe(client: &mut Client, topic: &str, when: &str) {
     let names = [
         "cleanup.policy",
         "flush.messages",
@@ -280,19 +280,19 @@ async fn describe(asker: &mut Asker, topic: &str, when: &str) {
         .with_resource_name(text(topic))
         .with_configuration_keys(Some(names.map(text).to_vec()));
     let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-    let answer = asker.wire.ask(4, &request).await;
+    let answer = client.wire.ask(4, &request).await;
     for config in &answer.results[0].configs {
         let value = config.value.as_deref();
         let kind = (config.config_type, config.read_only, config.is_sensitive);
         let name = &*config.name;
-        asker.answered(format!("{name} {when}: value"), value);
-        asker.answered(format!("{name} {when}: source"), config.config_source);
-        asker.answered(format!("{name} {when}: type, read-only, sensitive"), kind);
+        client.answered(format!("{name} {when}: value"), value);
+        client.answered(format!("{name} {when}: source"), config.config_source);
+        client.answered(format!("{name} {when}: type, read-only, sensitive"), kind);
     }
 }
 
 async fn alter(
-    asker: &mut Asker,
+    client: &mut Client,
     kind: i8,
     resource: &str,
     name: &str,
@@ -308,5 +308,5 @@ async fn alter(
         .with_resource_name(text(resource))
         .with_configs(vec![setting]);
     let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
-    code(asker.wire.ask(1, &request).await.responses[0].error_code)
+    code(client.wire.ask(1, &request).await.responses[0].error_code)
 }

@@ -37,8 +37,8 @@ fn nonces() -> Nonces {
 }
 
 /// The shard that the dispatcher sends for.
-fn asker() -> Asker {
-    Asker {
+fn requester() -> Requester {
+    Requester {
         shard: ShardId(3),
         generation: Generation::default(),
         partition: PartitionId(0),
@@ -60,7 +60,7 @@ impl Fixture {
     }
 
     /// A fixture with agents that are called directly.
-    fn with_agents(agents: impl FnOnce(Inputs) -> Option<DirectAgents<Asker>>) -> Self {
+    fn with_agents(agents: impl FnOnce(Inputs) -> Option<DirectAgents<Requester>>) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
         let failed = topics.failed_operations();
@@ -91,7 +91,7 @@ impl Fixture {
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
         let valid_until = boot_clock() + PATIENCE;
         self.dispatcher
-            .send(SendNumber(7), asker(), messages.into(), valid_until);
+            .send(SendNumber(7), requester(), messages.into(), valid_until);
         assert_eq!(self.settled(), Ok(()));
     }
 
@@ -251,12 +251,15 @@ fn a_step_without_its_partition_is_not_attempted_and_blocks_no_other() {
             panic!("the loop gets no report");
         };
         let Input::Unsent {
-            asker, reply, why, ..
+            requester,
+            reply,
+            why,
+            ..
         } = *input
         else {
             panic!("{input:?}");
         };
-        assert_eq!(asker.shard, self::asker().shard);
+        assert_eq!(requester.shard, self::requester().shard);
         assert!(
             why.contains("partition 1 of topic waybill.elsewhere.requests.v1: "),
             "{why}"
@@ -292,7 +295,7 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     let valid_until = boot_clock() + PATIENCE;
     fixture
         .dispatcher
-        .send(SendNumber(7), asker(), asked.into(), valid_until);
+        .send(SendNumber(7), requester(), asked.into(), valid_until);
     assert_eq!(fixture.settled(), Ok(()));
     let answered = fixture.inputs.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(answered, Incoming::Answered), "{answered:?}");
@@ -300,14 +303,14 @@ fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();
     let reply = StepReply::to(&here, Outcome::Success { outputs });
-    assert_eq!(answers[0].0.shard, asker().shard);
+    assert_eq!(answers[0].0.shard, requester().shard);
     assert_eq!(answers[0].1, reply);
     let elsewhere = fixture.topics.step_requests("elsewhere");
     there.nonce = Some(nonces().of_request(&there));
     assert_eq!(fixture.values::<StepRequest>(&elsewhere), [there]);
 
     // A reply for the current owner of the partition.
-    fixture.dispatcher.pass_on(&asker(), reply.clone());
+    fixture.dispatcher.pass_on(&requester(), reply.clone());
     fixture.dispatcher.producer.flush(PATIENCE).unwrap();
     let replies = fixture.values::<StepReply>(fixture.topics.step_replies());
     let proven = StepReply {
@@ -325,7 +328,7 @@ fn nothing_is_sent_after_the_lease_has_ended() {
     let messages = vec![Message::Step(there)];
     fixture
         .dispatcher
-        .send(SendNumber(7), asker(), messages, boot_clock());
+        .send(SendNumber(7), requester(), messages, boot_clock());
     assert_eq!(fixture.settled(), Err(Undelivered::LeaseEnded));
     fixture.dispatcher.producer.flush(PATIENCE).unwrap();
     let elsewhere = fixture.topics.step_requests("elsewhere");

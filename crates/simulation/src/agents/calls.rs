@@ -211,7 +211,9 @@ impl Run {
             RunsIn::Topic { life, source } => {
                 self.end_attempt_of_topic(attempt, life, source, outcome)
             }
-            RunsIn::Direct { of, asker } => self.end_direct_attempt(attempt, of, asker, outcome),
+            RunsIn::Direct { of, requester } => {
+                self.end_direct_attempt(attempt, of, requester, outcome)
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use waybill_agent_core::{Admission, Next, Queues, Refused, Work};
 use waybill_engine::{Epoch, LayoutShard, Message, Outcome, ShardId, StepReply, StepRequest};
-use waybill_scheduler_core::{Asker, Input};
+use waybill_scheduler_core::{Input, Requester};
 
 use super::workers::Workers;
 use super::{RunsIn, bytes_of, name_of};
@@ -20,10 +20,10 @@ const LOOK_AGAIN_MICROS: u64 = 2_000;
 /// The agents in one process of a scheduler.
 #[derive(Debug)]
 pub struct DirectAgents {
-    queues: Queues<Asker>,
+    queues: Queues<Requester>,
     workers: Vec<Workers>,
     /// What they have answered, until the loop takes it.
-    answers: VecDeque<(Asker, StepReply)>,
+    answers: VecDeque<(Requester, StepReply)>,
     /// The newest owner of each shard that has called them.
     newest: BTreeMap<LayoutShard, Epoch>,
 }
@@ -33,7 +33,7 @@ impl Run {
     pub fn call_agents(
         &mut self,
         index: usize,
-        asker: Asker,
+        requester: Requester,
         messages: Vec<Message>,
     ) -> Vec<Message> {
         let of = self.incarnation(index);
@@ -44,7 +44,7 @@ impl Run {
                 Message::Step(request) => {
                     self.check_request(index, &request);
                     self.count_request(&request);
-                    self.call_agent(of, asker, request, &mut touched);
+                    self.call_agent(of, requester, request, &mut touched);
                 }
                 message => others.push(message),
             }
@@ -58,7 +58,7 @@ impl Run {
     fn call_agent(
         &mut self,
         of: Incarnation,
-        asker: Asker,
+        requester: Requester,
         request: StepRequest,
         touched: &mut Vec<usize>,
     ) {
@@ -71,7 +71,7 @@ impl Run {
             *newest = request.epoch.max(*newest);
         }
         let bytes = bytes_of(&request);
-        let work = Work::new(request, asker, bytes, None, now);
+        let work = Work::new(request, requester, bytes, None, now);
         match direct.queues.admit(agent, work, now) {
             Admission::Queued => {
                 if !touched.contains(&agent) {
@@ -138,9 +138,9 @@ impl Run {
             self.check_direct_capacity(of, agent);
             let bytes = match next {
                 Next::Start(work) => {
-                    let asker = work.source;
+                    let requester = work.source;
                     self.check_direct_start(of, &work);
-                    let runs_in = RunsIn::Direct { of, asker };
+                    let runs_in = RunsIn::Direct { of, requester };
                     return self.begin_attempt(agent, runs_in, work, now);
                 }
                 Next::Late(work) => {
@@ -166,7 +166,7 @@ impl Run {
         }
     }
 
-    fn check_direct_start(&mut self, of: Incarnation, work: &Work<Asker>) {
+    fn check_direct_start(&mut self, of: Incarnation, work: &Work<Requester>) {
         let direct = self.agents.direct.get(&of);
         let shard = work.request.shard;
         let newest = shard.and_then(|shard| direct?.newest.get(&shard).copied());
@@ -178,7 +178,7 @@ impl Run {
         &mut self,
         attempt: usize,
         of: Incarnation,
-        asker: Asker,
+        requester: Requester,
         outcome: Option<Outcome>,
     ) {
         let now = self.schedulers[of.scheduler].now(self.now);
@@ -188,7 +188,7 @@ impl Run {
         let outcome = outcome.filter(|_| !state.deadline.is_over(now));
         if let Some(outcome) = outcome {
             let request = Rc::clone(&state.request);
-            self.answer_directly(of, asker, &request, outcome);
+            self.answer_directly(of, requester, &request, outcome);
         }
         if let Some(direct) = self.agents.direct.get_mut(&of) {
             direct.queues.finished(agent, bytes, Some(took));
@@ -201,7 +201,7 @@ impl Run {
         }
     }
 
-    fn refuse_directly(&mut self, of: Incarnation, refused: &Refused<Asker>) {
+    fn refuse_directly(&mut self, of: Incarnation, refused: &Refused<Requester>) {
         let now = self.schedulers[of.scheduler].now(self.now);
         self.check_refusal(refused, now);
         self.count_refused(refused.refusal);
@@ -212,7 +212,7 @@ impl Run {
     fn answer_directly(
         &mut self,
         of: Incarnation,
-        asker: Asker,
+        requester: Requester,
         request: &StepRequest,
         outcome: Outcome,
     ) {
@@ -225,7 +225,7 @@ impl Run {
         let Some(direct) = self.agents.direct.get_mut(&of) else {
             return;
         };
-        direct.answers.push_back((asker, reply));
+        direct.answers.push_back((requester, reply));
         if direct.answers.len() == 1 {
             let after = self.rng.below(3_000);
             self.act_later(of.scheduler, after, Act::Answered);
@@ -242,10 +242,10 @@ impl Run {
             }
             let direct = self.agents.direct.get_mut(&of);
             let answer = direct.and_then(|direct| direct.answers.pop_front());
-            let Some((asker, reply)) = answer else {
+            let Some((requester, reply)) = answer else {
                 return;
             };
-            self.give(of.scheduler, Input::Replied { asker, reply });
+            self.give(of.scheduler, Input::Replied { requester, reply });
         }
     }
 
@@ -253,7 +253,7 @@ impl Run {
     pub fn forget_requests(&mut self, index: usize, shard: ShardId) {
         let of = self.incarnation(index);
         if let Some(direct) = self.agents.direct.get_mut(&of) {
-            direct.queues.forget(|asker| asker.shard == shard);
+            direct.queues.forget(|requester| requester.shard == shard);
         }
     }
 
@@ -278,7 +278,7 @@ impl Run {
     }
 
     /// The agents in a process end with it. Returns the answers that its loop has not taken.
-    pub fn end_direct_agents(&mut self, of: Incarnation) -> VecDeque<(Asker, StepReply)> {
+    pub fn end_direct_agents(&mut self, of: Incarnation) -> VecDeque<(Requester, StepReply)> {
         let direct = self.agents.direct.remove(&of);
         direct.map_or_else(VecDeque::new, |direct| direct.answers)
     }

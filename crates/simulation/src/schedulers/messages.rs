@@ -6,7 +6,7 @@ use waybill_engine::{
     Action, Attempt, BootTime, Message, OperationId, OperationState, Outcome, ProcessState,
     ShardId, StepReply, Timestamp,
 };
-use waybill_scheduler_core::{Asker, Generation, Input, SendNumber, Undelivered};
+use waybill_scheduler_core::{Generation, Input, Requester, SendNumber, Undelivered};
 
 use super::consumers::position_of;
 use super::{Act, Incarnation};
@@ -47,7 +47,7 @@ pub struct Unsettled {
 #[derive(Debug)]
 pub struct Arriving {
     number: SendNumber,
-    from: Asker,
+    from: Requester,
     message: Box<Message>,
     valid_until: BootTime,
     /// It is still in the process's memory until it arrives.
@@ -61,7 +61,7 @@ impl Run {
         &mut self,
         index: usize,
         number: SendNumber,
-        from: Asker,
+        from: Requester,
         messages: Vec<Message>,
         valid_until: BootTime,
     ) {
@@ -114,7 +114,7 @@ impl Run {
     }
 
     /// The sender of messages must still have the lease of their shard.
-    fn check_owner(&mut self, index: usize, from: Asker) {
+    fn check_owner(&mut self, index: usize, from: Requester) {
         let reading = self.schedulers[index].readings.get(&from.shard);
         let Some(reading) = reading.filter(|reading| reading.generation == from.generation) else {
             return;
@@ -132,7 +132,7 @@ impl Run {
         &mut self,
         index: usize,
         number: SendNumber,
-        from: Asker,
+        from: Requester,
         message: Message,
         valid_until: BootTime,
         is_copy: bool,
@@ -234,7 +234,7 @@ impl Run {
         }
     }
 
-    fn take_message(&mut self, of: Incarnation, from: Asker, message: Message) {
+    fn take_message(&mut self, of: Incarnation, from: Requester, message: Message) {
         let partition = from.partition.0 as usize;
         match message {
             Message::Step(request) => {

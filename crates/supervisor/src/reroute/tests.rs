@@ -53,15 +53,15 @@ impl Fixture {
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
         let partition_map = PartitionMap::of(layout);
         let metrics = Arc::new(SupervisorMetrics::new());
-        let asker = Asker::new(
+        let publisher = Publisher::new(
             &kafka,
             &topics,
             partition_map.clone(),
             1_000,
             metrics.clone(),
         );
-        let asker = Arc::new(asker.unwrap());
-        let rerouter = Rerouter::new(&kafka, &topics, partition_map, asker, metrics);
+        let publisher = Arc::new(publisher.unwrap());
+        let rerouter = Rerouter::new(&kafka, &topics, partition_map, publisher, metrics);
         Self {
             cluster,
             topics,

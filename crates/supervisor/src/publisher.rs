@@ -18,7 +18,7 @@ use super::metrics::SupervisorMetrics;
 
 /// Why a record was not published.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskError {
+pub(super) enum PublishError {
     /// The recovery does not fit into a record.
     #[error("cannot write a recovery")]
     Encode(#[from] EncodeError),
@@ -29,7 +29,7 @@ pub(super) enum AskError {
 
 /// Publishes recoveries to the topic that the schedulers read.
 #[derive(Debug)]
-pub(super) struct Asker {
+pub(super) struct Publisher {
     producer: Producer<Arc<Settlement>>,
     topics: Topics,
     partition_map: PartitionMap,
@@ -37,7 +37,7 @@ pub(super) struct Asker {
     metrics: Arc<SupervisorMetrics>,
 }
 
-impl Asker {
+impl Publisher {
     pub(super) fn new(
         kafka: &KafkaSettings,
         topics: &Topics,
@@ -73,7 +73,7 @@ impl Asker {
     }
 
     /// Publishes recoveries whose turn has come; returns once the broker has acknowledged all.
-    pub(super) async fn publish(&self, recoveries: &[Recovery]) -> Result<(), AskError> {
+    pub(super) async fn publish(&self, recoveries: &[Recovery]) -> Result<(), PublishError> {
         let (settlement, settled) = Settlement::channel(recoveries.len());
         for recovery in recoveries {
             self.send(recovery, &settlement).await?;
@@ -92,7 +92,7 @@ impl Asker {
     pub(super) async fn publish_dead_letters(
         &self,
         dead_letters: &[RawRecord],
-    ) -> Result<(), AskError> {
+    ) -> Result<(), PublishError> {
         Ok(publish_dead_letters(&self.producer, dead_letters).await?)
     }
 
@@ -103,7 +103,7 @@ impl Asker {
         &self,
         records: &[RawRecord],
         came_from: PartitionId,
-    ) -> Result<(), AskError> {
+    ) -> Result<(), PublishError> {
         match publish(&self.producer, records).await {
             Err(error) if error.is_of_record() => {}
             sent => return Ok(sent?),
@@ -129,7 +129,7 @@ impl Asker {
         &self,
         recovery: &Recovery,
         settlement: &Arc<Settlement>,
-    ) -> Result<(), AskError> {
+    ) -> Result<(), PublishError> {
         let key = recovery.operation.key();
         let mut value = Vec::with_capacity(256);
         self.topics.framing().encode(recovery, &mut value)?;
