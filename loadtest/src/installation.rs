@@ -111,13 +111,13 @@ pub struct StartOptions {
 
 /// The time for a process to announce its addresses and become ready. Generous, because it limits
 /// only failures.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// The time for a graceful stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(40);
 /// The subdirectory with a process's data.
 const DATA_DIR: &str = "data";
 /// The interval between checks.
-const REST: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 /// The number of log lines in an error about a failed process.
 const LOG_LINES_SHOWN: usize = 20;
 
@@ -318,7 +318,7 @@ impl Started {
             addresses: HashMap::new(),
             log,
         };
-        let announced = tokio::time::timeout(PATIENCE, started.listen(stdout, announces)).await;
+        let announced = tokio::time::timeout(TIMEOUT, started.listen(stdout, announces)).await;
         match announced {
             Ok(Ok(())) => Ok(started),
             Ok(Err(_)) | Err(_) => Err(started.failed("did not report its addresses")),
@@ -348,13 +348,13 @@ impl Started {
     }
 
     async fn ready(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut client = Client::new(self.addresses["admin"]);
         while Instant::now() < deadline && !self.watched("", Part::Subject).is_gone() {
             if let Ok((StatusCode::OK, _)) = client.get("/readyz").await {
                 return Ok(());
             }
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(PAUSE).await;
         }
         Err(self.failed("did not become ready"))
     }

@@ -26,7 +26,7 @@ const PAGE_OPERATIONS: usize = 10_000;
 /// The maximum number of examples for each kind of finding.
 const EXAMPLES_MAX: usize = 5;
 /// The pause before an unbalanced delivery is judged again.
-const REST: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The ledger's entry for one operation.
 #[derive(Default, Deserialize)]
@@ -61,7 +61,7 @@ pub async fn judge(
         if verdict.is_balanced() || Instant::now() >= deadline {
             return Ok(verdict);
         }
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -20,7 +20,7 @@ use super::store_reads::StoreReads;
 /// How long a result is used.
 const FRESH_FOR: Duration = Duration::from_millis(200);
 /// How long the brokers may take for one result.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// When a log was last checked, and whether it differs from the log of its checkpoint.
 type Known = Arc<Mutex<Option<(Instant, bool)>>>;
@@ -38,7 +38,7 @@ impl Logs {
     /// Creates a check that asks these brokers.
     pub fn new(kafka: KafkaSettings, topics: Topics) -> Self {
         Self {
-            check: LogCheck::new(kafka, "waybill-ingestion-log", PATIENCE),
+            check: LogCheck::new(kafka, "waybill-ingestion-log", TIMEOUT),
             topics,
             is_unavailable: AtomicBool::new(false),
             known: std::sync::Mutex::default(),
@@ -81,7 +81,7 @@ impl Logs {
             *known = Some((at, is_another));
             Ok(is_another)
         };
-        let answer = tokio::time::timeout(2 * PATIENCE, check).await;
+        let answer = tokio::time::timeout(2 * TIMEOUT, check).await;
         answer.map_err(|late| self.unavailable(&late)).flatten()
     }
 

@@ -21,7 +21,7 @@ use crate::admin_port;
 use crate::runtime::runtime;
 
 /// The maximum time until the next piece arrives.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `waybill backup`.
 #[derive(Clone, Debug, Args)]
@@ -50,7 +50,7 @@ impl BackupArgs {
     /// A file of that name is then unchanged.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let url = self.admin.url(config, "/backup")?;
-        let client = admin_port::streaming_client(&self.admin.access, PATIENCE)?;
+        let client = admin_port::streaming_client(&self.admin.access, TIMEOUT)?;
         let runtime = runtime()?;
         let partial = partial_of(&self.file);
         let request = client.post(&url).header(CONTENT_TYPE, media_type::JSON);

@@ -4,10 +4,10 @@
 //! It has two sources. The index shards of the deadline index are divided between supervisors by
 //! lease (`index_shard`). The partitions of the failed-operations topic are divided by a consumer
 //! group (`failed`). The engine's [`Supervision`](waybill_engine::Supervision) alone decides what
-//! an operation needs, and its recoveries travel through the recovery topic (`publisher`). The owner of
-//! an index shard also reroutes the records of a partition that is no longer in use (`reroute`),
-//! counts the parked operations of the index shard (`parked`), and finds operations that nothing
-//! would wake (`audit`).
+//! an operation needs, and its recoveries travel through the recovery topic (`publisher`). The
+//! owner of an index shard also reroutes the records of a partition that is no longer in use
+//! (`reroute`), counts the parked operations of the index shard (`parked`), and finds operations
+//! that nothing would wake (`audit`).
 //!
 //! The loops are the state machines of `waybill-supervisor-core`. The modules here are their
 //! drivers: each performs one effect at a time, passes the result back, and logs and counts what

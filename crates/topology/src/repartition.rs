@@ -127,7 +127,7 @@ pub enum RepartitionError {
     /// A topic has more partitions than requested.
     #[error(
         "topic {topic} has {has} partitions, more than requested: run `waybill topics grow \
-         --partitions {has}`"
+         {has}`"
     )]
     TooFew {
         /// The topic.

@@ -28,7 +28,7 @@ use crate::shards;
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// The maximum time for the broker to return the record below a checkpoint.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The topics whose records are deleted only here.
 const SOURCES: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
@@ -85,7 +85,7 @@ impl Trim {
     ) -> Result<Self, ClientError> {
         Ok(Self {
             admin: Admin::new(kafka, "waybill-trim")?,
-            log: LogCheck::new(kafka.clone(), "waybill-trim-log", PATIENCE),
+            log: LogCheck::new(kafka.clone(), "waybill-trim-log", TIMEOUT),
             topics,
             partition_map,
             store,

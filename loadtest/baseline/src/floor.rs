@@ -56,7 +56,7 @@ use super::{Clock, Common, Outcome};
 use crate::delivery::Delivery;
 
 /// How long a thread waits for records before it checks whether to end.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a producer may wait for space in its queue.
 const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 /// Time for all clients to find the broker.
@@ -225,7 +225,7 @@ fn consumer(
     topics: &[(&str, u32)],
 ) -> anyhow::Result<PartitionConsumer> {
     let options = ConsumerOptions {
-        fetch_wait_max: PATIENCE,
+        fetch_wait_max: TIMEOUT,
         ..ConsumerOptions::new(client_id)
     };
     let consumer = PartitionConsumer::new(&installation.kafka, &options)?;
@@ -318,7 +318,7 @@ impl StatusReader {
         let mut open = self.seen.len();
         while open > 0 && !self.run_state.is_over() {
             let mut wrong = None;
-            self.consumer.poll(self.limits, PATIENCE, &mut |record| {
+            self.consumer.poll(self.limits, TIMEOUT, &mut |record| {
                 let of = operation_of(record.key()).map(|id| index_of(id) as usize);
                 let place = of.ok().and_then(|index| self.seen.get_mut(index));
                 match place.map(|seen| std::mem::replace(seen, true)) {

@@ -22,7 +22,7 @@ use waybill_store::{Store, StoreConfig};
 use super::calls::Step;
 
 /// The maximum time until a broker answers first.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where a baseline runs.
 #[derive(Args, Clone, Debug)]
@@ -137,11 +137,11 @@ impl Installation {
 
     async fn make_topics(&self, replication: u8) -> anyhow::Result<()> {
         let admin = Admin::new(&self.kafka, "baseline-admin")?;
-        admin.wait_ready(PATIENCE).await?;
+        admin.wait_ready(TIMEOUT).await?;
         let specs = self.specs(replication);
         admin.create_topics(&specs).await?;
         for topic in &specs {
-            let there = admin.wait_for_topic(&topic.name, PATIENCE).await?;
+            let there = admin.wait_for_topic(&topic.name, TIMEOUT).await?;
             let name = &topic.name;
             anyhow::ensure!(
                 there.is_some(),

@@ -17,7 +17,7 @@ const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
 /// The expanded size of a bomb.
 const BOMB_BYTES: usize = 32 << 20;
 /// How long a bomb or a record waits for its acknowledgement.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of meaningless records, or of forged replies, in one step.
 const RUBBISH: usize = 20;
 /// An agent of the built-in workflow.
@@ -81,7 +81,7 @@ pub(super) async fn bombs(attacker: &Attacker) -> io::Result<()> {
         for topic in topics(attacker) {
             // The broker should refuse it.
             let _ = send(&producer, &topic, &zeroes).await;
-            tokio::time::sleep(PATIENCE / 10).await;
+            tokio::time::sleep(TIMEOUT / 10).await;
         }
     }
     Ok(())
@@ -94,7 +94,7 @@ async fn send(
     value: &[u8],
 ) -> Result<(), rdkafka::error::KafkaError> {
     let record = FutureRecord::<(), _>::to(topic).payload(value);
-    let sent = producer.send(record, Timeout::After(PATIENCE)).await;
+    let sent = producer.send(record, Timeout::After(TIMEOUT)).await;
     sent.map(drop).map_err(|(error, _)| error)
 }
 
@@ -106,7 +106,7 @@ pub(super) async fn rubbish(attacker: &Attacker) -> io::Result<()> {
             let sent = send(&producer, &topic, value.as_bytes()).await;
             sent.map_err(io::Error::other)?;
         }
-        tokio::time::sleep(PATIENCE / 100).await;
+        tokio::time::sleep(TIMEOUT / 100).await;
     }
     Ok(())
 }
@@ -144,7 +144,7 @@ pub(super) async fn forged_replies(attacker: &Attacker) -> io::Result<()> {
         forged.encode(&mut value).map_err(io::Error::other)?;
         let sent = send(&producer, &replies, &value).await;
         sent.map_err(io::Error::other)?;
-        tokio::time::sleep(PATIENCE / 100).await;
+        tokio::time::sleep(TIMEOUT / 100).await;
     }
     Ok(())
 }
@@ -193,7 +193,7 @@ pub(super) async fn undecodable(attacker: &Attacker) -> io::Result<()> {
         let request = produce(&topic, &batch(&UNDECODABLE));
         stream.write_all(&request).await?;
         stream.read_exact(&mut [0; 4]).await?;
-        tokio::time::sleep(PATIENCE / 100).await;
+        tokio::time::sleep(TIMEOUT / 100).await;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use super::endpoint::{Endpoint, Stream};
 type Body = Full<Bytes>;
 
 /// The maximum time for an answer. Longer than the API's own time-outs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A client that sends one request after the other.
 pub struct Client {
@@ -107,7 +107,7 @@ impl Client {
     }
 
     async fn send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let answer = tokio::time::timeout(PATIENCE, self.try_send(request)).await;
+        let answer = tokio::time::timeout(TIMEOUT, self.try_send(request)).await;
         let answer = answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time")));
         if answer.is_err()
             && let Line::Http1(connection) = &mut self.line

@@ -21,7 +21,7 @@ use crate::scenario::kind::{Drawn, Kind};
 const CONNECTIONS: usize = 8;
 /// The maximum number of tries while the server has no answer yet.
 const TRIES: usize = 200;
-const REST: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Sends the additional requests.
 pub(super) struct FollowUps {
@@ -94,8 +94,8 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
                 }
                 return;
             }
-            Ok((status, _)) if is_for_now(status) => tokio::time::sleep(REST).await,
-            Err(_) => tokio::time::sleep(REST).await,
+            Ok((status, _)) if is_for_now(status) => tokio::time::sleep(PAUSE).await,
+            Err(_) => tokio::time::sleep(PAUSE).await,
             Ok((status, _)) => {
                 let what = format!("{id}: a repeat of the request was answered {status}");
                 source.results.wrong_answer(what);
@@ -119,9 +119,9 @@ async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
             Ok((StatusCode::ACCEPTED | StatusCode::OK | StatusCode::CONFLICT, _)) => return,
             // An ID that was derived from a tenant's own is known once its request was consumed.
             Ok((status, _)) if is_for_now(status) || status == StatusCode::NOT_FOUND => {
-                tokio::time::sleep(REST).await;
+                tokio::time::sleep(PAUSE).await;
             }
-            Err(_) => tokio::time::sleep(REST).await,
+            Err(_) => tokio::time::sleep(PAUSE).await,
             Ok((status, _)) => {
                 source
                     .results

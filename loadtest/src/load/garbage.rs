@@ -21,7 +21,7 @@ const POLL: PollLimits = PollLimits {
     bytes: 4 * 1024 * 1024,
 };
 /// How long to wait at the end of the topic before its number of partitions is checked.
-const REST: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// The records to send, or the sent ones.
 #[derive(Clone)]
@@ -136,11 +136,11 @@ impl Garbage {
             });
             while let Err(SendError::QueueFull(back)) = producer.send(&record, token) {
                 token = back;
-                tokio::time::sleep(REST).await;
+                tokio::time::sleep(PAUSE).await;
             }
         }
         while producer.in_flight() > 0 {
-            tokio::time::sleep(REST / 10).await;
+            tokio::time::sleep(PAUSE / 10).await;
         }
     }
 
@@ -177,7 +177,7 @@ impl Shared {
             .collect();
         consumer.assign(&starts)?;
         while !missing.is_empty() && Instant::now() < deadline {
-            consumer.poll(POLL, REST, &mut |record| {
+            consumer.poll(POLL, PAUSE, &mut |record| {
                 if let (Some(key), Some(value)) = (record.key(), record.value())
                     && missing.get(key).is_some_and(|sent| sent == value)
                 {

@@ -53,7 +53,7 @@ pub struct Called<'a> {
 }
 
 /// The maximum duration of a command.
-const PATIENCE: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(900);
 /// The interval between samples of its processes.
 const PERIOD: Duration = Duration::from_millis(200);
 
@@ -120,11 +120,11 @@ impl Contender {
         // All processes it started are killed too, however this function ends.
         let group = Group(pid);
         let watched = Watch::start(pid)?;
-        let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+        let ended = tokio::time::timeout(TIMEOUT, child.wait_with_output()).await;
         let (tree, samples) = watched.stop();
         drop(group);
         let output = ended
-            .with_context(|| format!("the command took longer than {} s", PATIENCE.as_secs()))??;
+            .with_context(|| format!("the command took longer than {} s", TIMEOUT.as_secs()))??;
         anyhow::ensure!(
             output.status.success(),
             "the command ended with {}",

@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How often a line is written without a terminal, in samples.
 const LINE_EVERY: u32 = 10;
 /// How often the end of the run is checked.
-const REST: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A running sampler.
 pub struct Sampler {
@@ -104,7 +104,7 @@ impl Sampling {
             let elapsed = self.began.elapsed();
             let is_over = stop.load(Ordering::Relaxed);
             if elapsed < due && !is_over {
-                std::thread::sleep(REST.min(due - elapsed));
+                std::thread::sleep(PAUSE.min(due - elapsed));
                 continue;
             }
             if elapsed > self.at {

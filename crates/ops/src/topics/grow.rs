@@ -82,7 +82,7 @@ impl Direction {
         let verb = other.verb();
         anyhow::bail!(
             "there are {now} partitions, and {wanted} are {what}: \
-             run `waybill topics {verb} --partitions {wanted}`"
+             run `waybill topics {verb} {wanted}`"
         )
     }
 }
@@ -160,7 +160,7 @@ impl GrowArgs {
                     let partitions = self.partitions;
                     return Err(error.context(format!(
                         "the process that changes the number of partitions has not answered, or has refused, for {}. \
-                         Completed steps are kept: once it runs, `waybill topics {verb} --partitions {partitions}` \
+                         Completed steps are kept: once it runs, `waybill topics {verb} {partitions}` \
                          continues the change",
                         duration_to_text(RESTART_PATIENCE)
                     )));

@@ -23,7 +23,7 @@ const POLL_MAX: Amount = Amount {
     bytes: 4 * 1024 * 1024,
 };
 /// How long a thread waits for records, or for room, before it checks for orders again.
-const PATIENCE: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// How long a partition is blocked at damaged records before they are read again.
 const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
@@ -103,7 +103,7 @@ impl Poller {
                 continue;
             }
             self.read_on();
-            if let Some(amount) = self.credit.take(POLL_MAX, PATIENCE) {
+            if let Some(amount) = self.credit.take(POLL_MAX, TIMEOUT) {
                 self.poll(amount);
             }
         }
@@ -267,9 +267,9 @@ impl Poller {
         };
         let polled = if waits_for_end {
             self.consumer
-                .poll_with_positions(limits, PATIENCE, &mut on_record, &mut on_end)
+                .poll_with_positions(limits, TIMEOUT, &mut on_record, &mut on_end)
         } else {
-            self.consumer.poll(limits, PATIENCE, &mut on_record)
+            self.consumer.poll(limits, TIMEOUT, &mut on_record)
         };
         self.credit.read(Amount {
             records: taken,

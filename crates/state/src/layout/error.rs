@@ -13,7 +13,7 @@ pub enum LayoutError {
     /// The number of partitions is being changed.
     #[error(
         "the number of partitions is being changed from {from} to {to}: continue that change with \
-         `waybill topics {verb} --partitions {to}`",
+         `waybill topics {verb} {to}`",
         verb = if to > from { "grow" } else { "shrink" }
     )]
     Changing {

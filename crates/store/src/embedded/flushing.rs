@@ -128,7 +128,7 @@ mod tests {
     use super::super::EmbeddedConfig;
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const MEMTABLE_BYTES: u64 = 64 << 10;
 
     fn config(dir: &tempfile::TempDir) -> EmbeddedConfig {
@@ -153,7 +153,7 @@ mod tests {
         let began = Instant::now();
         for keyspace in [&tables.state, &tables.created] {
             while keyspace.sealed_memtable_count() > 0 {
-                assert!(began.elapsed() < PATIENCE, "full tables are written out");
+                assert!(began.elapsed() < TIMEOUT, "full tables are written out");
                 thread::sleep(CHECK_AGAIN_AFTER);
             }
             assert!(keyspace.tree.active_memtable().size() <= MEMTABLE_BYTES);

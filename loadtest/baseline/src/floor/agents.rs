@@ -12,7 +12,7 @@ use waybill_kafka::{OutRecord, PartitionConsumer, PollLimits, Producer};
 
 use super::calling::{Services, complete_by};
 use super::{
-    Arguments, PATIENCE, RunState, consumer, delivery_of, index_of, operation_of, producer, send,
+    Arguments, RunState, TIMEOUT, consumer, delivery_of, index_of, operation_of, producer, send,
 };
 use crate::calls::{Call, Step};
 use crate::installation::Installation;
@@ -95,7 +95,7 @@ impl Agents {
         let mut value = Vec::new();
         while !shared.run_state.is_over() {
             let mut failure = None;
-            consumer.poll(limits, PATIENCE, &mut |record| {
+            consumer.poll(limits, TIMEOUT, &mut |record| {
                 let topic = topics.iter().position(|topic| *topic == record.topic());
                 match (topic, operation_of(record.key())) {
                     (Some(step), Ok(operation)) => asked.push((Step::ALL[step], operation)),

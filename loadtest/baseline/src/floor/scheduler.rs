@@ -11,7 +11,7 @@ use waybill_kafka::{OutRecord, PartitionConsumer, PollLimits, Producer, RecordRe
 use waybill_store::{Store, WriteBatch};
 
 use super::{
-    Arguments, PATIENCE, POLL_BYTES_MAX, RunState, consumer, delivery_of, operation_of, producer,
+    Arguments, POLL_BYTES_MAX, RunState, TIMEOUT, consumer, delivery_of, operation_of, producer,
     send,
 };
 use crate::calls::Step;
@@ -147,7 +147,7 @@ impl Scheduler {
                 bytes: POLL_BYTES_MAX,
             };
             let patience = match self.in_flight {
-                0 if turn.messages.is_empty() => PATIENCE,
+                0 if turn.messages.is_empty() => TIMEOUT,
                 _ => Duration::ZERO,
             };
             let mut on_request = |record: RecordRef<'_>| match operation_of(record.key()) {

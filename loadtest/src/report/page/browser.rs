@@ -11,7 +11,7 @@ use super::*;
 use crate::model::Part;
 use crate::report::{compare, sample};
 
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Draws all plots, moves the pointer over the first one, and writes what the page shows into an
 /// attribute.
@@ -95,7 +95,7 @@ fn shown(page: &str) -> Option<Value> {
         return None;
     };
     let mut browser = Browser(spawned.expect("Chromium is started"));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = browser.0.try_wait().expect("its status") {
             break status;
