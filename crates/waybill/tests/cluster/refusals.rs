@@ -5,6 +5,7 @@ use std::process::{Output, Stdio};
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use serde_json::Value;
+use waybill_test_support::setup::PATIENCE;
 
 use crate::PARTITIONS;
 use crate::cluster::Cluster;
@@ -24,7 +25,16 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
     let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
     let more = [NewPartitions::new(&topic, wanted)];
     let added = admin.create_partitions(&more, &AdminOptions::new()).await;
-    assert_eq!(added.expect("the broker answers"), [Ok(topic)]);
+    assert_eq!(added.expect("the broker answers"), [Ok(topic.clone())]);
+    // The broker answers before its metadata has them.
+    scheduler
+        .setup
+        .eventually("the broker lists the new partitions", async || {
+            let metadata = admin.inner().fetch_metadata(Some(&topic), PATIENCE);
+            let metadata = metadata.expect("the broker answers");
+            metadata.topics()[0].partitions().len() == wanted
+        })
+        .await;
     for role in ["scheduler", "ingestion", "supervisor"] {
         let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);
         assert!(!refused.status.success(), "{role}: {refused:?}");
