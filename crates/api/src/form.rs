@@ -9,13 +9,41 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
 use waybill_engine::{Priority, Timestamp, Workflows};
 use waybill_http::problem::FieldProblem;
 
 /// The id of the operation in the examples of the API's description.
 pub const EXAMPLE_ID: &str = "0192f0c1-2345-7abc-8def-0123456789ab";
+
+/// The operation [`EXAMPLE_ID`] while the second of three steps waits for its next attempt.
+#[must_use]
+pub fn example_view(workflow: &str, [first, second, third]: [&str; 3]) -> Value {
+    json!({
+        "id": EXAMPLE_ID,
+        "workflow": workflow,
+        "callerId": "order-17",
+        "state": "Processing",
+        "steps": [
+            {"name": first, "state": "Completed", "attempt": 1, "action": "Run",
+             "changedAt": "2030-05-08T20:00:00.134567Z"},
+            {"name": second, "state": "Failed", "attempt": 2, "action": "Run",
+             "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
+             "changedAt": "2030-05-08T20:00:00.234567Z",
+             "error": {"code": "unavailable", "message": "the service answered 503"}},
+            {"name": third, "state": "NotStarted", "attempt": 0},
+        ],
+        "whatNext": format!("Step {second} will be retried at 2030-05-08T20:00:00.634567Z."),
+        "verbs": ["cancel", "compensate"],
+        "failureCount": 2,
+        "nextDue": "2030-05-08T20:00:00.634567Z",
+        "lockedBy": "7b1f6f0e-53a7-4c57-9a5e-1f0c6f2d9b10",
+        "epoch": 3,
+        "createdAt": "2030-05-08T20:00:00.123456Z",
+        "updatedAt": "2030-05-08T20:00:00.234567Z",
+    })
+}
 
 /// The JSON in place of an absent id.
 const NULL: &[u8] = b"null";
@@ -184,7 +212,7 @@ pub struct OperationText {
     pub description: &'static str,
 }
 
-/// A form that the program has.
+/// A form: its rules, and its names, looked up once.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// Its names.
@@ -206,7 +234,7 @@ impl Eq for Form {}
 pub struct Forms(Arc<[Form]>);
 
 impl Forms {
-    /// These forms.
+    /// A set of these forms.
     #[must_use]
     pub fn new(forms: impl IntoIterator<Item = &'static dyn RequestForm>) -> Self {
         let forms = forms.into_iter().map(|rules| Form {
@@ -222,7 +250,7 @@ impl Forms {
         self.iter().find(|form| form.names.workflow == workflow)
     }
 
-    /// Those whose workflow is configured.
+    /// The forms whose workflow is configured.
     #[must_use]
     pub fn configured(&self, workflows: &Workflows) -> Self {
         let is_configured = |form: &Form| workflows.newest(form.names.workflow).is_some();

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::{RefOr, Schema};
 use waybill_api::form::{
-    CanonicalInput, EXAMPLE_ID, FormChange, FormDescription, FormInput, FormNames, OperationText,
-    RequestForm,
+    CanonicalInput, FormChange, FormDescription, FormInput, FormNames, OperationText, RequestForm,
+    example_view,
 };
 use waybill_engine::{Priority, Timestamp};
 use waybill_http::problem::FieldProblem;
@@ -128,7 +128,7 @@ impl RequestForm for DroneDelivery {
             general_priority: "`high` if the input's `expedited` is true",
             request_example: request_example(),
             change_example: json!({"pickupTime": "2030-05-08T21:00:00Z"}),
-            view_example: view_example(),
+            view_example: example_view(Self::WORKFLOW, ["account", "package", "delivery"]),
         }
     }
 }
@@ -158,32 +158,6 @@ fn request_example() -> Value {
         "expedited": true,
         "confirmationRequired": "None",
         "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
-    })
-}
-
-fn view_example() -> Value {
-    json!({
-        "id": EXAMPLE_ID,
-        "workflow": DroneDelivery::WORKFLOW,
-        "callerId": "order-17",
-        "state": "Processing",
-        "steps": [
-            {"name": "account", "state": "Completed", "attempt": 1, "action": "Run",
-             "changedAt": "2030-05-08T20:00:00.134567Z"},
-            {"name": "package", "state": "Failed", "attempt": 2, "action": "Run",
-             "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
-             "changedAt": "2030-05-08T20:00:00.234567Z",
-             "error": {"code": "unavailable", "message": "the service answered 503"}},
-            {"name": "delivery", "state": "NotStarted", "attempt": 0},
-        ],
-        "whatNext": "Step package will be retried at 2030-05-08T20:00:00.634567Z.",
-        "verbs": ["cancel", "compensate"],
-        "failureCount": 2,
-        "nextDue": "2030-05-08T20:00:00.634567Z",
-        "lockedBy": "7b1f6f0e-53a7-4c57-9a5e-1f0c6f2d9b10",
-        "epoch": 3,
-        "createdAt": "2030-05-08T20:00:00.123456Z",
-        "updatedAt": "2030-05-08T20:00:00.234567Z",
     })
 }
 

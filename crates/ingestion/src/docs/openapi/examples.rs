@@ -1,7 +1,7 @@
 //! The examples of the document: one order, from its request to its status.
 
 use serde_json::{Value, json};
-use waybill_api::form::{EXAMPLE_ID, Form, FormDescription};
+use waybill_api::form::{EXAMPLE_ID, Form, FormDescription, example_view};
 
 use super::Described;
 
@@ -45,29 +45,7 @@ pub(super) fn accepted_example(workflow: &str) -> Value {
 
 /// An operation's status while a step waits for its next attempt.
 pub(super) fn operation_view_example() -> Value {
-    json!({
-        "id": EXAMPLE_ID,
-        "workflow": WORKFLOW,
-        "callerId": "order-17",
-        "state": "Processing",
-        "steps": [
-            {"name": "stock", "state": "Completed", "attempt": 1, "action": "Run",
-             "changedAt": "2030-05-08T20:00:00.134567Z"},
-            {"name": "payment", "state": "Failed", "attempt": 2, "action": "Run",
-             "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
-             "changedAt": "2030-05-08T20:00:00.234567Z",
-             "error": {"code": "unavailable", "message": "the service answered 503"}},
-            {"name": "shipping", "state": "NotStarted", "attempt": 0},
-        ],
-        "whatNext": "Step payment will be retried at 2030-05-08T20:00:00.634567Z.",
-        "verbs": ["cancel", "compensate"],
-        "failureCount": 2,
-        "nextDue": "2030-05-08T20:00:00.634567Z",
-        "lockedBy": "7b1f6f0e-53a7-4c57-9a5e-1f0c6f2d9b10",
-        "epoch": 3,
-        "createdAt": "2030-05-08T20:00:00.123456Z",
-        "updatedAt": "2030-05-08T20:00:00.234567Z",
-    })
+    example_view(WORKFLOW, ["stock", "payment", "shipping"])
 }
 
 /// A request in a form of its own as an answer shows it, with its id.
