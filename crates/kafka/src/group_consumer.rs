@@ -35,7 +35,7 @@ use self::context::{Context, Rebalance, assign, partitions_of, unassign};
 use crate::damage::{DamagedLog, History};
 use crate::error::{ClientError, RequestError};
 use crate::native;
-use crate::partition_consumer::{fetch_settings, verified};
+use crate::partition_consumer::fetch_settings;
 use crate::partition_list::{offsets_list, partitions_list};
 use crate::poll::{self, PollError, PollLimits, Polled};
 use crate::record::RecordRef;
@@ -196,12 +196,11 @@ impl GroupConsumer {
             ("enable.auto.offset.store", "false".to_owned()),
             ("enable.partition.eof", "false".to_owned()),
             ("auto.offset.reset", "earliest".to_owned()),
-            verified(),
         ];
         if let Some(instance) = &options.instance_id {
             fixed.push(("group.instance.id", instance.clone()));
         }
-        let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
+        let config = settings.consumer_config(&options.client_id, &defaults, &fixed)?;
         let commits = Arc::new(Commits::new(&options.group, settings.group_commits.clone()));
         let consumer = config
             .create_with_context(Context::new(&options.client_id, &config, commits.clone()))

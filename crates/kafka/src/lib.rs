@@ -18,7 +18,8 @@
 //! * **Damage is reported, never skipped.** Every consumer verifies the checksum of each batch. It
 //!   stops reading a partition with a damaged batch, and reports the partition and the offset.
 //! * **Memory is bounded**: consumers by `queue_kib_max`, the producer by `queue_records_max` and
-//!   `queue_kib_max`. A full producer queue returns the token immediately.
+//!   `queue_kib_max`. A full producer queue returns the token immediately. A compressed batch is
+//!   decompressed within [`KafkaSettings::decompressed_bytes_max`].
 //!
 //! Deliberately absent: `pause` and `resume` of a [`PartitionConsumer`] (they drop prefetched
 //! records; to apply backpressure, stop polling), per-partition queues (lost wake-ups),
@@ -29,6 +30,7 @@ mod admin;
 mod client_log;
 mod damage;
 mod dead_letter;
+mod decompression;
 mod delivery;
 mod error;
 mod fingerprint;

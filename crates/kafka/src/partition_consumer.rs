@@ -33,11 +33,6 @@ const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long after damaged records, errors about positions may still result from them.
 const DAMAGE_ECHO: Duration = Duration::from_secs(10);
 
-/// Makes a consumer verify the checksum of every batch. Cannot be turned off.
-pub(crate) fn verified() -> (&'static str, String) {
-    ("check.crcs", "true".to_owned())
-}
-
 /// Settings of a [`PartitionConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConsumerOptions {
@@ -146,9 +141,8 @@ impl PartitionConsumer {
             ("enable.auto.offset.store", "false".to_owned()),
             ("enable.partition.eof", "true".to_owned()),
             ("auto.offset.reset", "error".to_owned()),
-            verified(),
         ];
-        let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
+        let config = settings.consumer_config(&options.client_id, &defaults, &fixed)?;
         let context = Context {
             log: ClientLog::new(&options.client_id),
             rebootstrap: Rebootstrap::new(&config),

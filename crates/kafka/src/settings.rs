@@ -7,6 +7,7 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 
+use crate::decompression::{self, DECOMPRESSED_BYTES_MAX};
 use crate::error::ClientError;
 use crate::group_commits::GroupCommits;
 
@@ -23,6 +24,9 @@ pub struct KafkaSettings {
     /// They override Waybill's defaults. Properties that Waybill's guarantees depend on are refused
     /// when a client is created.
     pub properties: BTreeMap<String, String>,
+    /// How many bytes a compressed batch may hold. Consumers report one that holds more as
+    /// undecodable. The whole process has one limit: that of the consumer created last.
+    pub decompressed_bytes_max: usize,
     /// Where consumers record that the offset commits of their group are refused.
     pub group_commits: GroupCommits,
 }
@@ -35,6 +39,7 @@ impl KafkaSettings {
             brokers: brokers.into(),
             group_prefix: "waybill".to_owned(),
             properties: BTreeMap::new(),
+            decompressed_bytes_max: DECOMPRESSED_BYTES_MAX,
             group_commits: GroupCommits::default(),
         }
     }
@@ -61,6 +66,19 @@ impl KafkaSettings {
         native
             .map(drop)
             .map_err(|error| ClientError::new(CLIENT_ID, error))
+    }
+
+    /// The configuration of a consumer, which verifies the checksum of every batch and limits what
+    /// it decompresses.
+    pub(crate) fn consumer_config(
+        &self,
+        client_id: &str,
+        defaults: &[(&str, String)],
+        fixed: &[(&str, String)],
+    ) -> Result<ClientConfig, ClientError> {
+        decompression::limit(self.decompressed_bytes_max);
+        let fixed = [fixed, &[("check.crcs", "true".to_owned())]].concat();
+        self.client_config(client_id, defaults, &fixed)
     }
 
     /// The configuration of a client: the settings of every client, then `defaults`, then the

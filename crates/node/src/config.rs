@@ -149,6 +149,7 @@ impl Config {
         };
         let mut settings = KafkaSettings::new(brokers);
         settings.group_prefix.clone_from(&self.kafka.topic_prefix);
+        settings.decompressed_bytes_max = self.kafka.decompressed_bytes_max.as_usize();
         let properties = self.kafka.properties.iter();
         settings
             .properties

@@ -43,8 +43,8 @@ pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     }
 }
 
-/// Sets how large a batch of a topic may be. Returns the broker's error code.
-pub fn set_batch_bytes_max(broker: impl ToSocketAddrs, topic: &str, bytes: u32) -> i16 {
+/// Changes one setting of a topic and leaves the others. Returns the broker's error code.
+pub fn set_topic(broker: impl ToSocketAddrs, topic: &str, setting: &str, value: &str) -> i16 {
     let one = 1_u32.to_be_bytes();
     let text = |text: &str| {
         let length = u16::try_from(text.len()).unwrap().to_be_bytes();
@@ -54,9 +54,9 @@ pub fn set_batch_bytes_max(broker: impl ToSocketAddrs, topic: &str, bytes: u32) 
     let mut request = [0, 44, 0, 0, 0, 0, 0, 0, 0xff, 0xff].to_vec();
     // One topic with one setting, which is set. The change is made, not only checked.
     request.extend([&one[..], &[2], &text(topic), &one].concat());
-    request.extend(text("max.message.bytes"));
+    request.extend(text(setting));
     request.push(0);
-    request.extend(text(&bytes.to_string()));
+    request.extend(text(value));
     request.push(0);
     // Length, correlation ID, time, the number of resources, and the error code of one.
     let answer = ask(broker, &request, 4 + 4 + 4 + 4 + 2);

@@ -79,6 +79,12 @@ impl MemoryLimit {
         limited
     }
 
+    /// A shell script that starts a program in the same way, and passes its arguments on.
+    pub fn script(&self, program: &Path) -> String {
+        let group = self.directory.join("cgroup.procs");
+        format!("#!/bin/sh\necho $$ >{group:?} && exec {program:?} \"$@\"\n")
+    }
+
     /// The number of processes that were killed because they exceeded the limit.
     pub fn kills(&self) -> u64 {
         let events = std::fs::read_to_string(self.directory.join(self.kills));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,12 +14,14 @@ use waybill_config::checks::{
 };
 use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize};
 use waybill_kafka::{ClientError, KafkaSettings};
-use waybill_units::{DurationText, duration_to_text};
+use waybill_units::{ByteSize, DurationText, duration_to_text};
 
 use crate::topics::RETENTION_MS_MIN;
 
 /// Partitions of a topic: more are a typing error.
 const STEP_PARTITIONS_MAX: u32 = 1_000_000;
+/// What Kafka lets a topic accept by default, and more than a process needs.
+const DECOMPRESSED_BYTES: RangeInclusive<ByteSize> = ByteSize::mib(1)..=ByteSize::mib(1024);
 const STEPS_RETENTION_MIN: Duration = Duration::from_secs(10 * 60);
 const RESULTS_RETENTION_MIN: Duration = Duration::from_secs(60 * 60);
 
@@ -50,6 +53,9 @@ pub struct KafkaConfig {
     /// How long status, failed operations and dead letters are kept.
     #[serde(with = "DurationText")]
     pub results_retention: Duration,
+    /// The largest content of a compressed batch. Consumers skip a batch that holds more, and
+    /// report it as a dead letter.
+    pub decompressed_bytes_max: ByteSize,
     /// Additional librdkafka settings for every client.
     pub properties: Properties,
     /// librdkafka settings whose values are read from files, such as mounted secrets. A line end at
@@ -69,6 +75,7 @@ impl Default for KafkaConfig {
             steps_retention: DAY,
             repartition_settle: Duration::from_secs(15),
             results_retention: 7 * DAY,
+            decompressed_bytes_max: ByteSize::mib(16),
             properties: Properties::default(),
             property_files: BTreeMap::new(),
         }
@@ -96,6 +103,7 @@ impl KafkaConfig {
     pub fn clients(&self) -> KafkaSettings {
         KafkaSettings {
             properties: self.properties.0.clone(),
+            decompressed_bytes_max: self.decompressed_bytes_max.as_usize(),
             ..KafkaSettings::new("")
         }
     }
@@ -160,6 +168,11 @@ impl KafkaConfig {
             ),
         )?;
         check_not_zero("kafka.replicationFactor", self.replication_factor)?;
+        check_range(
+            "kafka.decompressedBytesMax",
+            self.decompressed_bytes_max,
+            DECOMPRESSED_BYTES,
+        )?;
         require(
             self.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
             "kafka.requestsRetention",

@@ -10,7 +10,7 @@ pub mod made;
 
 use bytes::{Buf, Bytes};
 
-pub use compression::uncompressed;
+pub use compression::{Codec, decompressed, snappy_length, uncompressed};
 
 /// Bytes of a batch's header, which is also the smallest batch.
 pub const HEADER_BYTES: usize = 61;

@@ -1,8 +1,16 @@
 //! Compressed batches on Kafka that would fill the memory of their consumers.
 
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+use std::fs::{Permissions, write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
-use waybill_test_support::bombs::{CODECS, assert_refused, producer};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use waybill_test_support::batches::set_topic;
+use waybill_test_support::bombs::{CODECS, assert_refused, producer, send};
+use waybill_test_support::memory::MemoryLimit;
+use waybill_test_support::setup::PATIENCE;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 use crate::member::Member;
@@ -10,6 +18,18 @@ use crate::member::Member;
 /// The expanded size of a bomb. Several hundred MiB would fill the memory of a Kafka with default
 /// settings.
 const BOMB_BYTES: usize = 32 << 20;
+/// The same of a bomb that only its consumers expand. With gzip or zstd, it is small enough for a
+/// topic.
+const LARGE_BOMB_BYTES: usize = 400 << 20;
+/// The memory of a role that reads it.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// The topics that the roles read, without their prefix.
+const TOPICS: [&str; 4] = [
+    "operation-requests.v1",
+    "step-replies.v1",
+    "recovery.v1",
+    "drone.requests.v1",
+];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_decompression_bomb_reaches_no_role() {
@@ -26,13 +46,7 @@ async fn a_decompression_bomb_reaches_no_role() {
     for role in &roles {
         role.setup.ready().await;
     }
-    let topics = [
-        "operation-requests.v1",
-        "step-replies.v1",
-        "recovery.v1",
-        "drone.requests.v1",
-    ];
-    let topics = topics.map(|topic| format!("{}.{topic}", cluster.name));
+    let topics = TOPICS.map(|topic| format!("{}.{topic}", cluster.name));
     let topics = topics.each_ref().map(String::as_str);
     for codec in CODECS {
         let producer = producer(&cluster.brokers, codec);
@@ -41,6 +55,71 @@ async fn a_decompression_bomb_reaches_no_role() {
         all_end_without_a_person(&ingestion.setup, &ids).await;
     }
     assert!(roles.iter_mut().all(|role| !role.has_ended()));
+    drop((services, ingestion, roles));
+    cluster.remove().await;
+}
+
+/// The bombs come in while a topic keeps batches compressed, and the roles start on them later. No
+/// start dies of one, so that none has to be skipped because of a start that died.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bomb_that_kafka_has_kept_is_skipped_and_kills_no_reader() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let ingestion = cluster.ingestion(&services, "");
+    let mut roles = [
+        cluster.scheduler("all", ""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+    ];
+    for role in &mut roles {
+        role.setup.ready().await;
+        role.terminate();
+    }
+    let topics = TOPICS.map(|topic| format!("{}.{topic}", cluster.name));
+    for topic in &topics {
+        set_compression(&cluster, &ingestion, topic, "producer").await;
+        for codec in ["gzip", "zstd"] {
+            let zeroes = vec![0; LARGE_BOMB_BYTES];
+            let sent = send(&producer(&cluster.brokers, codec), topic, &zeroes).await;
+            sent.unwrap_or_else(|error| panic!("{topic}: {codec}: {error}"));
+        }
+        set_compression(&cluster, &ingestion, topic, "uncompressed").await;
+    }
+    let ids = deliver(&ingestion, "behind", 20).await;
+
+    let limits = roles
+        .each_ref()
+        .map(|_| MemoryLimit::new_or_skip(MEMORY_BYTES));
+    let scripts = tempfile::tempdir().expect("a directory can be made");
+    for (number, role) in roles.iter_mut().enumerate() {
+        if let Some(limit) = &limits[number] {
+            let script = scripts.path().join(number.to_string());
+            let program = Path::new(env!("CARGO_BIN_EXE_waybill"));
+            write(&script, limit.script(program)).expect("the script can be written");
+            std::fs::set_permissions(&script, Permissions::from_mode(0o755))
+                .expect("it can be run");
+            role.setup.set_program(&script);
+        }
+        role.start_again();
+    }
+    let consumer: BaseConsumer = cluster.kafka_client();
+    for topic in &topics {
+        let dead_letters = format!("{topic}.dlq");
+        ingestion
+            .setup
+            .eventually(&format!("{dead_letters} names them"), async || {
+                let ends = consumer.fetch_watermarks(&dead_letters, 0, PATIENCE);
+                ends.is_ok_and(|(_, end)| end > 0)
+            })
+            .await;
+    }
+    all_end_without_a_person(&ingestion.setup, &ids).await;
+    for (role, limit) in roles.iter_mut().zip(&limits) {
+        assert!(!role.has_ended());
+        assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
+    }
     drop((services, ingestion, roles));
     cluster.remove().await;
 }
@@ -58,9 +137,8 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     scheduler.terminate();
     let replies = format!("{}.step-replies.v1", cluster.name);
     let drone = format!("{}.drone.requests.v1", cluster.name);
-    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
     for topic in [&replies, &drone] {
-        set_compression(&scheduler, &admin, topic, "producer").await;
+        set_compression(&cluster, &scheduler, topic, "producer").await;
     }
     for (role, topics) in [
         ("scheduler", &[&replies, &drone][..]),
@@ -95,9 +173,8 @@ async fn readiness_names_a_topic_that_begins_to_keep_batches_compressed() {
     scheduler.setup.ready().await;
     let agents = cluster.agents(&services, "");
     agents.setup.ready().await;
-    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
     let topic = format!("{}.drone.requests.v1", cluster.name);
-    set_compression(&scheduler, &admin, &topic, "producer").await;
+    set_compression(&cluster, &scheduler, &topic, "producer").await;
     for role in [&scheduler, &agents] {
         role.setup
             .eventually("readiness names the topic and the command", async || {
@@ -107,7 +184,7 @@ async fn readiness_names_a_topic_that_begins_to_keep_batches_compressed() {
             })
             .await;
     }
-    set_compression(&scheduler, &admin, &topic, "uncompressed").await;
+    set_compression(&cluster, &scheduler, &topic, "uncompressed").await;
     for role in [&scheduler, &agents] {
         role.setup.ready().await;
     }
@@ -116,19 +193,12 @@ async fn readiness_names_a_topic_that_begins_to_keep_batches_compressed() {
 }
 
 /// Sets how a topic keeps batches, and waits until brokers report that.
-async fn set_compression(
-    member: &Member,
-    admin: &AdminClient<DefaultClientContext>,
-    topic: &str,
-    to: &str,
-) {
+async fn set_compression(cluster: &Cluster, member: &Member, topic: &str, to: &str) {
+    let code = set_topic(&cluster.brokers, topic, "compression.type", to);
+    assert_eq!(code, 0, "{topic} can be altered");
+    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
     let resource = ResourceSpecifier::Topic(topic);
-    let setting = AlterConfig::new(resource).set("compression.type", to);
-    let altered = admin.alter_configs([&setting], &AdminOptions::new());
-    altered.await.expect("the broker answers")[0]
-        .as_ref()
-        .expect("the topic can be altered");
-    // The altered setting may reach other brokers later.
+    // The altered setting may reach brokers later.
     member
         .setup
         .eventually("the topic is altered", async || {

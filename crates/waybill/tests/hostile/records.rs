@@ -12,7 +12,7 @@ use waybill_engine::{
 };
 use waybill_messages::headers::{CUT_BYTES, CUT_SHA256, ERRORS_OFFSET, ERRORS_TOPIC};
 use waybill_messages::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX, Record as _};
-use waybill_test_support::batches::set_batch_bytes_max;
+use waybill_test_support::batches::set_topic;
 
 use super::replies::WORKFLOW;
 use super::*;
@@ -103,7 +103,12 @@ async fn large_poison_gets_one_dead_letter(site: &Site, topic: &str) {
     assert!(!headers.contains_key(CUT_BYTES), "{topic}: {headers:?}");
 
     // Somebody has raised the limit of the topic, and not that of its dead-letter topic.
-    let code = set_batch_bytes_max(site.address("broker"), &name, 4_000_000);
+    let code = set_topic(
+        site.address("broker"),
+        &name,
+        "max.message.bytes",
+        "4000000",
+    );
     assert_eq!(code, 0, "{topic}");
     let large = vec![b'c'; CUT];
     send(&producer, &name, "poison", &large).await;

@@ -16,7 +16,7 @@ const CONFIG: &str =
 const ALL: &str = "
 partitions: 1
 shutdownTimeout: 30s
-kafka: { stepPartitions: 1, requestsRetention: 1h, stepsRetention: 10m, resultsRetention: 1h, repartitionSettle: 10001ms }
+kafka: { stepPartitions: 1, requestsRetention: 1h, stepsRetention: 10m, resultsRetention: 1h, repartitionSettle: 10001ms, decompressedBytesMax: 1MiB }
 http:
   requestBytesMax: 1KiB
   batchLineBytesMax: 1KiB

@@ -1,9 +1,10 @@
-//! Compressed batches, which are stored uncompressed.
+//! Decompression within a bound.
 //!
 //! Why it exists: a compressed batch can take a thousand times its size in a reader's memory, and
 //! one that cannot be decompressed stops its readers for good. So the broker decompresses it once,
 //! when it is produced, within the topic's `max.message.bytes`, like Kafka with
-//! `compression.type=uncompressed`.
+//! `compression.type=uncompressed`. Consumers of Kafka decompress what another broker has kept
+//! compressed, within a bound too.
 //!
 //! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy
 //! (bare, or in the blocks of the Java library [xerial](https://github.com/xerial/snappy-java)),
@@ -25,11 +26,43 @@ const XERIAL_HEADER_BYTES: usize = 16;
 /// 8878, 3.1.1.1.2).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
-/// The codecs by their numbers in a batch's attributes.
-const GZIP: i16 = 1;
-const SNAPPY: i16 = 2;
-const LZ4: i16 = 3;
-const ZSTD: i16 = 4;
+/// The codecs, with their numbers in a batch's attributes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Codec {
+    /// One or more gzip members.
+    Gzip = 1,
+    /// A bare block, or the blocks of the Java library xerial.
+    Snappy = 2,
+    /// One LZ4 frame.
+    Lz4 = 3,
+    /// Zstandard frames.
+    Zstd = 4,
+}
+
+impl Codec {
+    /// The codec with this number in a batch's attributes.
+    fn numbered(number: i16) -> Result<Self, BatchError> {
+        [Self::Gzip, Self::Snappy, Self::Lz4, Self::Zstd]
+            .into_iter()
+            .find(|codec| *codec as i16 == number)
+            .ok_or(BatchError::Codec)
+    }
+}
+
+/// What `compressed` holds.
+///
+/// # Errors
+///
+/// If it cannot be decompressed, or holds more than `bytes_max`.
+pub fn decompressed(
+    codec: Codec,
+    compressed: &[u8],
+    bytes_max: usize,
+) -> Result<Vec<u8>, BatchError> {
+    let mut whole = Vec::with_capacity(compressed.len().saturating_mul(4).min(bytes_max));
+    decompress(codec, compressed, &mut whole, bytes_max)?;
+    Ok(whole)
+}
 
 /// A compressed batch as it is kept.
 ///
@@ -46,32 +79,32 @@ pub fn uncompressed(
     let compressed = compressed.ok_or(BatchError::Length)?;
     // A batch counts its bytes in 32 bits.
     let bytes_max = bytes_max.min(i32::MAX as u64) as usize;
+    let codec = Codec::numbered(header.codec())?;
     let mut whole = Vec::with_capacity(header.bytes.saturating_mul(4).min(bytes_max));
     whole.extend_from_slice(&batch[..HEADER_BYTES]);
-    decompress(header.codec(), compressed, &mut whole, bytes_max)?;
+    decompress(codec, compressed, &mut whole, bytes_max)?;
     let header = header.rewritten_uncompressed(&mut whole)?;
     Ok((header, whole.into()))
 }
 
 /// Appends what `compressed` holds to `whole`, which may grow to `bytes_max`.
 fn decompress(
-    codec: i16,
+    codec: Codec,
     compressed: &[u8],
     whole: &mut Vec<u8>,
     bytes_max: usize,
 ) -> Result<(), BatchError> {
     match codec {
-        GZIP => read(MultiGzDecoder::new(compressed), whole, bytes_max),
-        SNAPPY => snappy(compressed, whole, bytes_max),
-        LZ4 => read(FrameDecoder::new(compressed), whole, bytes_max),
-        ZSTD => {
+        Codec::Gzip => read(MultiGzDecoder::new(compressed), whole, bytes_max),
+        Codec::Snappy => snappy(compressed, whole, bytes_max),
+        Codec::Lz4 => read(FrameDecoder::new(compressed), whole, bytes_max),
+        Codec::Zstd => {
             let mut decoder =
                 ZstdDecoder::with_buffer(compressed).map_err(|_| BatchError::Codec)?;
             let limited = decoder.window_log_max(ZSTD_WINDOW_LOG_MAX);
             limited.map_err(|_| BatchError::Codec)?;
             read(decoder, whole, bytes_max)
         }
-        _ => Err(BatchError::Codec),
     }
 }
 
@@ -102,6 +135,11 @@ fn snappy(compressed: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<()
         blocks = rest;
     }
     Ok(())
+}
+
+/// How many bytes a bare block of snappy claims to hold; `None` if it does not begin as one.
+pub fn snappy_length(block: &[u8]) -> Option<usize> {
+    snap::raw::decompress_len(block).ok()
 }
 
 /// The announced length of a block is checked before it is used.
@@ -161,12 +199,12 @@ mod tests {
 
     type Encode = fn(&[u8]) -> Vec<u8>;
 
-    const CODECS: [(i16, Encode); 5] = [
-        (GZIP, gzip),
-        (SNAPPY, bare_snappy),
-        (SNAPPY, xerial),
-        (LZ4, lz4),
-        (ZSTD, zstd),
+    const CODECS: [(Codec, Encode); 5] = [
+        (Codec::Gzip, gzip),
+        (Codec::Snappy, bare_snappy),
+        (Codec::Snappy, xerial),
+        (Codec::Lz4, lz4),
+        (Codec::Zstd, zstd),
     ];
 
     fn kept(batch: &Bytes) -> Result<(BatchHeader, Bytes), BatchError> {
@@ -208,7 +246,7 @@ mod tests {
                 let is_whole = kept(&cut_short).is_ok_and(|(_, kept)| kept == plain);
                 let is_refused = kept(&cut_short).is_err();
                 assert!(
-                    is_refused || codec == LZ4 && is_whole,
+                    is_refused || codec == Codec::Lz4 && is_whole,
                     "codec {number} cut at {cut}"
                 );
             }
@@ -242,7 +280,7 @@ mod tests {
     fn a_snappy_block_with_a_false_length_allocates_nothing() {
         let plain = batch(-1, -1, -1, &[10]);
         // 4 GiB less one, as a variable-length number.
-        let lying = compressed_with(&plain, SNAPPY, b"\xff\xff\xff\xff\x0f");
+        let lying = compressed_with(&plain, Codec::Snappy, b"\xff\xff\xff\xff\x0f");
         assert!(matches!(kept(&lying), Err(BatchError::Expands { .. })));
     }
 }

@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{CHECKED_FROM, HEADER_BYTES, LENGTH_END};
+use super::{CHECKED_FROM, Codec, HEADER_BYTES, LENGTH_END};
 
 /// A batch of `timestamps.len()` small records, as an idempotent producer would send it.
 #[must_use]
@@ -44,12 +44,12 @@ pub fn batch(producer: i64, epoch: i16, sequence: i32, timestamps: &[i64]) -> By
 
 /// `batch` with these bytes in the place of its records, as if they were compressed by `codec`.
 #[must_use]
-pub fn compressed_with(batch: &Bytes, codec: i16, records: &[u8]) -> Bytes {
+pub fn compressed_with(batch: &Bytes, codec: Codec, records: &[u8]) -> Bytes {
     let mut out = batch[..HEADER_BYTES].to_vec();
     out.extend_from_slice(records);
     let length = (out.len() - LENGTH_END) as i32;
     out[8..12].copy_from_slice(&length.to_be_bytes());
-    out[21..23].copy_from_slice(&codec.to_be_bytes());
+    out[21..23].copy_from_slice(&(codec as i16).to_be_bytes());
     let sum = crc32c::crc32c(&out[CHECKED_FROM..]);
     out[17..21].copy_from_slice(&sum.to_be_bytes());
     out.into()

@@ -1,6 +1,7 @@
 //! The clients against librdkafka's built-in mock cluster, which speaks the real protocol over
 //! local sockets and simulates faults.
 
+mod compressed;
 mod consuming;
 mod producing;
 

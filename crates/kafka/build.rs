@@ -1,0 +1,20 @@
+//! Links the decompression of `src/decompression.rs` into this crate's tests, in place of
+//! librdkafka's, and names the functions to the build scripts of programs that depend on this
+//! crate (`DEP_WAYBILL_KAFKA_WRAPPED`). Cargo passes no linker argument of a library on to them.
+
+/// The functions of librdkafka that allocate what a batch claims to hold.
+const WRAPPED: [&str; 5] = [
+    "rd_gz_decompress",
+    "rd_kafka_lz4_decompress",
+    "rd_kafka_snappy_java_uncompress",
+    "rd_kafka_snappy_uncompressed_length",
+    "rd_kafka_zstd_decompress",
+];
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::metadata=wrapped={}", WRAPPED.join(","));
+    for function in WRAPPED {
+        println!("cargo::rustc-link-arg=-Wl,--wrap={function}");
+    }
+}

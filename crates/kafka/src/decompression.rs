@@ -1,0 +1,227 @@
+//! Decompression of batches within a bound.
+//!
+//! librdkafka allocates whatever a compressed batch holds: half a megabyte of gzip takes hundreds
+//! of megabytes, and the process is killed again at each start, because it reads the batch again.
+//! It has no property for a limit, other than for zstd. So the linker replaces its functions with
+//! those of this module (`--wrap`, see `build.rs`), which refuse batches that expand beyond
+//! [`KafkaSettings::decompressed_bytes_max`]. librdkafka reports such a batch as one that cannot be
+//! decompressed, and [`crate::damage`] finds it.
+//!
+//! Programs other than `waybill` need the same linker arguments: see `crates/waybill/build.rs`.
+//! Without them librdkafka decompresses without a limit, and the first consumer logs a warning.
+//!
+//! The signatures are those of librdkafka 2.12.
+//!
+//! [`KafkaSettings::decompressed_bytes_max`]: crate::KafkaSettings::decompressed_bytes_max
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::hint::black_box;
+use std::panic::catch_unwind;
+use std::ptr;
+use std::slice;
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rdkafka::types::RDKafkaRespErr;
+use waybill_wire::batch::{Codec, decompressed};
+
+/// How many bytes a batch may hold. librdkafka's functions do not say for which client they
+/// decompress, so the limit is one of the process.
+static BYTES_MAX: AtomicUsize = AtomicUsize::new(DECOMPRESSED_BYTES_MAX);
+
+/// The default limit: 16 MiB, of which Kafka's default `max.message.bytes` is a sixteenth.
+pub(crate) const DECOMPRESSED_BYTES_MAX: usize = 16 << 20;
+
+/// The start of xerial's blocks, which librdkafka has removed.
+const XERIAL_HEADER: &[u8] = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01";
+
+/// Sets the limit of the process, and warns once if the program is linked without it.
+pub(crate) fn limit(bytes_max: usize) {
+    static WARNED: Once = Once::new();
+    BYTES_MAX.store(bytes_max, Ordering::Relaxed);
+    if !is_limited() {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "compressed batches can use up all memory: this program is linked without Waybill's \
+                 limit on decompression (crates/waybill/build.rs has the linker arguments)"
+            );
+        });
+    }
+}
+
+/// Whether the linker has replaced librdkafka's functions.
+fn is_limited() -> bool {
+    unsafe extern "C" {
+        fn rd_gz_decompress(compressed: *const c_void, bytes: c_int, held: *mut u64)
+        -> *mut c_void;
+    }
+    // With `--wrap`, the name means the replacement. Without `black_box`, the compiler takes
+    // different names for different functions.
+    black_box(rd_gz_decompress as *const ()) == black_box(__wrap_rd_gz_decompress as *const ())
+        && black_box(OTHERS).iter().all(|function| !function.is_null())
+}
+
+/// References to the other functions, so that the linker keeps them.
+const OTHERS: [*const (); 4] = [
+    __wrap_rd_kafka_lz4_decompress as *const (),
+    __wrap_rd_kafka_snappy_java_uncompress as *const (),
+    __wrap_rd_kafka_snappy_uncompressed_length as *const (),
+    __wrap_rd_kafka_zstd_decompress as *const (),
+];
+
+/// `rd_gz_decompress` of `rdgz.c`.
+///
+/// # Safety
+///
+/// `compressed` has `bytes` readable bytes, and `held` is valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_gz_decompress(
+    compressed: *const c_void,
+    bytes: c_int,
+    held: *mut u64,
+) -> *mut c_void {
+    let bytes = usize::try_from(bytes).unwrap_or_default();
+    // SAFETY: as the caller promises.
+    let compressed = unsafe { slice::from_raw_parts(compressed.cast::<u8>(), bytes) };
+    let Some((out, len)) = allocated(Codec::Gzip, compressed) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: as the caller promises.
+    unsafe { *held = len as u64 };
+    out
+}
+
+/// `rd_kafka_lz4_decompress` of `rdkafka_lz4.c`. `is_standard` is 0 for the frames with a wrong
+/// checksum in their header that Kafka wrote before version 0.10; those are refused.
+///
+/// # Safety
+///
+/// `compressed` has `bytes` readable bytes, and `out` and `held` are valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_kafka_lz4_decompress(
+    _broker: *mut c_void,
+    _is_standard: c_int,
+    _offset: i64,
+    compressed: *const c_char,
+    bytes: usize,
+    out: *mut *mut c_void,
+    held: *mut usize,
+) -> RDKafkaRespErr {
+    // SAFETY: as the caller promises.
+    unsafe { decompress_to(Codec::Lz4, compressed, bytes, out, held) }
+}
+
+/// `rd_kafka_zstd_decompress` of `rdkafka_zstd.c`.
+///
+/// # Safety
+///
+/// `compressed` has `bytes` readable bytes, and `out` and `held` are valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_kafka_zstd_decompress(
+    _broker: *mut c_void,
+    compressed: *const c_char,
+    bytes: usize,
+    out: *mut *mut c_void,
+    held: *mut usize,
+) -> RDKafkaRespErr {
+    // SAFETY: as the caller promises.
+    unsafe { decompress_to(Codec::Zstd, compressed, bytes, out, held) }
+}
+
+/// `rd_kafka_snappy_uncompressed_length` of `snappy.c`: how many bytes a bare block claims to hold.
+/// The caller allocates these.
+///
+/// # Safety
+///
+/// `compressed` has `bytes` readable bytes, and `held` is valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_kafka_snappy_uncompressed_length(
+    compressed: *const c_char,
+    bytes: usize,
+    held: *mut usize,
+) -> bool {
+    // SAFETY: as the caller promises.
+    let compressed = unsafe { slice::from_raw_parts(compressed.cast::<u8>(), bytes) };
+    let Some(claimed) = waybill_wire::batch::snappy_length(compressed) else {
+        return false;
+    };
+    // SAFETY: as the caller promises.
+    unsafe { *held = claimed };
+    claimed <= BYTES_MAX.load(Ordering::Relaxed)
+}
+
+/// `rd_kafka_snappy_java_uncompress` of `snappy.c`: what xerial's blocks hold, or null and a
+/// message.
+///
+/// # Safety
+///
+/// `blocks` has `bytes` readable bytes, `held` is valid, and `message` has `message_bytes` writable
+/// bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_kafka_snappy_java_uncompress(
+    blocks: *const c_char,
+    bytes: usize,
+    held: *mut usize,
+    message: *mut c_char,
+    message_bytes: usize,
+) -> *mut c_char {
+    // SAFETY: as the caller promises.
+    let blocks = unsafe { slice::from_raw_parts(blocks.cast::<u8>(), bytes) };
+    if let Some((out, len)) = allocated(Codec::Snappy, &[XERIAL_HEADER, blocks].concat()) {
+        // SAFETY: as the caller promises.
+        unsafe { *held = len };
+        return out.cast();
+    }
+    let reason = b"the blocks are invalid or hold too much";
+    let shown = reason.len().min(message_bytes.saturating_sub(1));
+    if message_bytes > 0 {
+        // SAFETY: `shown` and the byte after it are within the buffer.
+        unsafe {
+            ptr::copy_nonoverlapping(reason.as_ptr(), message.cast::<u8>(), shown);
+            *message.add(shown) = 0;
+        }
+    }
+    ptr::null_mut()
+}
+
+/// Decompresses for a caller that gets an error code.
+///
+/// # Safety
+///
+/// `compressed` has `bytes` readable bytes, and `out` and `held` are valid.
+unsafe fn decompress_to(
+    codec: Codec,
+    compressed: *const c_char,
+    bytes: usize,
+    out: *mut *mut c_void,
+    held: *mut usize,
+) -> RDKafkaRespErr {
+    // SAFETY: as the caller promises.
+    let compressed = unsafe { slice::from_raw_parts(compressed.cast::<u8>(), bytes) };
+    let Some((to, len)) = allocated(codec, compressed) else {
+        return RDKafkaRespErr::RD_KAFKA_RESP_ERR__BAD_COMPRESSION;
+    };
+    // SAFETY: as the caller promises.
+    unsafe {
+        *out = to;
+        *held = len;
+    }
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
+}
+
+/// What `compressed` holds, in memory that `free` releases, and its length.
+fn allocated(codec: Codec, compressed: &[u8]) -> Option<(*mut c_void, usize)> {
+    let bytes_max = BYTES_MAX.load(Ordering::Relaxed);
+    let held = catch_unwind(|| decompressed(codec, compressed, bytes_max));
+    let held = held.ok()?.ok()?;
+    // SAFETY: at least one byte is allocated, and `out` is checked before it is written to.
+    unsafe {
+        let out = libc::malloc(held.len().max(1));
+        if out.is_null() {
+            return None;
+        }
+        ptr::copy_nonoverlapping(held.as_ptr(), out.cast::<u8>(), held.len());
+        Some((out, held.len()))
+    }
+}
