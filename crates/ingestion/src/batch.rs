@@ -108,7 +108,9 @@ enum Outcome {
 impl From<Answer> for Outcome {
     fn from(answer: Answer) -> Self {
         match answer {
-            Answer::Accepted(id, accepted) => Self::Accepted(id, accepted.token()),
+            Answer::Accepted(id, accepted) => {
+                Self::Accepted(id, StatusToken::of_accepted(&accepted))
+            }
             Answer::Repeated(row) => Self::Repeated(row.id),
         }
     }

@@ -5,11 +5,12 @@
 //! Every other failure is "outcome unknown" (504), with the id to repeat the request with. The
 //! acknowledgement itself updates the cache of recent requests, even if the connection has closed.
 //!
-//! Only one request per id is in flight at a time: equal requests share its outcome, others get a
-//! conflict. If two processes accept requests with the same id at the same time, both are produced.
-//! The scheduler decides which one becomes the operation, and a status with the token of either
-//! says so.
+//! `waybill_ingestion_core` decides; this is its driver. Only one request per id is in flight at a
+//! time: equal requests share its outcome, others get a conflict. If two processes accept requests
+//! with the same id at the same time, both are produced. The scheduler decides which one becomes the
+//! operation, and a status with the token of either says so.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,18 +21,22 @@ use waybill_engine::{
 };
 use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
+use waybill_ingestion_core::{
+    Accepted, Admitted, Candidate, Failed, Found, Known, NotAdmitted, Position, Refusal, Settled,
+    Ticket, known,
+};
 use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
     Producer, ProducerOptions,
 };
 use waybill_messages::{Topics, headers};
 use waybill_store::CorruptRow;
+use waybill_telemetry::chain;
 use waybill_telemetry::health::LowDisk;
 use waybill_telemetry::trace::OpenSpan;
 use waybill_topology::partition_map::PartitionMap;
 
-use super::dedup_cache::{Accepted, Claim, Claimed, DedupCache, Settled};
-use super::flow::Flow;
+use super::claims::{Client, SharedClaims};
 use super::logs::Logs;
 use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
 use super::reply_topics::ReplyTopics;
@@ -57,8 +62,7 @@ pub struct Intake {
     reply_topics: ReplyTopics,
     producer: Producer<Box<DeliveryCallback>>,
     queue: Queue,
-    dedup_cache: Arc<DedupCache>,
-    flow: Arc<Flow>,
+    claims: Arc<SharedClaims>,
     request_lookup: RequestLookup,
     logs: Logs,
     topics: Topics,
@@ -103,8 +107,10 @@ impl Intake {
             reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
             queue: Queue::new(config),
-            dedup_cache: Arc::new(DedupCache::new(config.recent_accepted_max)),
-            flow: Arc::new(Flow::new(config.accept_timeout)),
+            claims: Arc::new(SharedClaims::new(
+                config.recent_accepted_max,
+                config.accept_timeout,
+            )),
             topics,
             partition_map,
             low_disk,
@@ -117,9 +123,9 @@ impl Intake {
         &self.reads
     }
 
-    /// The requests accepted last.
-    pub fn recent(&self) -> &DedupCache {
-        &self.dedup_cache
+    /// The request accepted last under `id`, if it is remembered.
+    pub fn recent(&self, id: OperationId) -> Option<Accepted> {
+        self.claims.accepted(id)
     }
 
     /// The reader of requests in their topic.
@@ -187,32 +193,9 @@ impl Intake {
         }
     }
 
-    /// Passes the request to the producer, unless the cache knows its id.
+    /// Passes the request to the producer, unless its id is known.
     pub fn send(&self, submission: &Submission) -> Result<Sent, Problem> {
         let record = &submission.record;
-        let claim = match record.id_origin {
-            IdOrigin::Server => None,
-            IdOrigin::Caller => match self
-                .dedup_cache
-                .claim(record.operation, record.request_hash)
-            {
-                Claimed::New(claim) => Some(claim),
-                Claimed::InFlight(outcome) => {
-                    return Ok(Sent::InFlight(InFlight::new(outcome, submission)));
-                }
-                Claimed::Accepted(accepted) => {
-                    return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));
-                }
-                Claimed::Conflict => return Err(conflict(submission)),
-            },
-        };
-        submission.check_deadlines()?;
-        if self.low_disk.is_low() {
-            return Err(insufficient_storage(
-                "Free disk space is below storage.freeMin: accepted operations continue, and new \
-                 ones are refused.",
-            ));
-        }
         let mut value = Vec::with_capacity(record.input.len() + 256);
         if let Err(error) = self.topics.framing().encode_create(record, &mut value) {
             tracing::error!(
@@ -224,9 +207,33 @@ impl Intake {
                 "The request could not be encoded.",
             ));
         }
-        self.begin()?;
-        let room = self.queue.room(&submission.sender, value.len());
+        let candidate = Candidate {
+            id: record.operation,
+            origin: record.id_origin,
+            hash: record.request_hash,
+        };
         let (outcome_sender, outcome_receiver) = oneshot::channel();
+        let client = Client(outcome_sender);
+        let admitted = self
+            .claims
+            .admit(candidate, self.refused(submission), client);
+        let (ticket, client) = match admitted {
+            Ok(Admitted::Produce(ticket, client)) => (ticket, client),
+            Ok(Admitted::Shares) => {
+                return Ok(Sent::InFlight(InFlight::new(outcome_receiver, submission)));
+            }
+            Ok(Admitted::Before(accepted)) => {
+                return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));
+            }
+            Err(NotAdmitted::Conflict) => return Err(conflict(submission)),
+            Err(NotAdmitted::Refused(problem)) => return Err(problem),
+            Err(NotAdmitted::Unavailable(_)) => return Err(broker_silent()),
+        };
+        let ticket = OpenTicket {
+            claims: Arc::clone(&self.claims),
+            ticket: Some(ticket),
+        };
+        let room = self.queue.room(&submission.sender, value.len());
         let topic = self.topics.of_priority(submission.priority);
         let span = spans::of_record(record, topic);
         let trace = match &span {
@@ -235,10 +242,8 @@ impl Intake {
         };
         let callback = Box::new(DeliveryCallback::Request(Waiting {
             room,
-            dedup_cache: Arc::clone(&self.dedup_cache),
-            flow: Arc::clone(&self.flow),
-            claim,
-            id: record.operation,
+            ticket,
+            client,
             priority: submission.priority,
             hash: record.request_hash,
             workflow: Arc::clone(&submission.workflow),
@@ -248,7 +253,6 @@ impl Intake {
             caller_id: record.caller_id.as_deref().map(Arc::from),
             requested_at: record.requested_at,
             span,
-            outcome_sender,
         }));
         let key = record.operation.key();
         let trace = trace.as_ref().map(|trace| Header {
@@ -262,10 +266,23 @@ impl Intake {
         };
         match self.enqueue(&record, callback) {
             Ok(()) => Ok(Sent::InFlight(InFlight::new(outcome_receiver, submission))),
-            Err(error) => Err(not_produced(error, || {
+            Err(error) => Err(not_produced(failed(error), || {
                 outcome_unknown(submission.repeat_with())
             })),
         }
+    }
+
+    /// Why a new request may not be produced.
+    fn refused(&self, submission: &Submission) -> Option<Problem> {
+        if let Err(problem) = submission.check_deadlines() {
+            return Some(problem);
+        }
+        self.low_disk.is_low().then(|| {
+            insufficient_storage(
+                "Free disk space is below storage.freeMin: accepted operations continue, and new \
+                 ones are refused.",
+            )
+        })
     }
 
     /// Passes a record to the producer, if there is room for it. On refusal its callback has ended.
@@ -299,11 +316,13 @@ impl Intake {
         value: &[u8],
         repeat_with: &str,
     ) -> Result<(PartitionId, Option<Offset>), Problem> {
-        self.begin()?;
+        if !self.claims.begin() {
+            return Err(broker_silent());
+        }
         let (outcome_sender, outcome_receiver) = oneshot::channel();
         let callback = Box::new(DeliveryCallback::Recovery(Acknowledgement {
             room: self.queue.room(sender, value.len()),
-            flow: Arc::clone(&self.flow),
+            claims: Arc::clone(&self.claims),
             outcome_sender,
         }));
         let key = operation.key();
@@ -311,23 +330,14 @@ impl Intake {
         let record = OutRecord::new(topic, partition, &key, value);
         let unknown = || outcome_unknown(repeat_with.to_owned());
         if let Err(error) = self.enqueue(&record, callback) {
-            return Err(not_produced(error, unknown));
+            return Err(not_produced(failed(error), unknown));
         }
         match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, outcome_receiver).await
         {
             Ok(Ok(Ok(position))) => Ok(position),
-            Ok(Ok(Err(error))) => Err(not_produced(error, unknown)),
+            Ok(Ok(Err(error))) => Err(not_produced(failed(error), unknown)),
             Ok(Err(_)) | Err(_) => Err(unknown()),
         }
-    }
-
-    /// Counts in a record to produce, unless the broker is unavailable.
-    fn begin(&self) -> Result<(), Problem> {
-        if self.flow.begin() {
-            return Ok(());
-        }
-        let detail = "The broker has not acknowledged a record for a while.";
-        Err(Problem::new(Kind::BrokerUnavailable, detail))
     }
 
     /// Waits until every record passed to the producer is settled, then closes the clients. Blocks.
@@ -343,22 +353,16 @@ impl Intake {
     }
 }
 
-/// The answer to a request whose id has a row. `None` if the row only reserves the place of an
-/// operation that was cancelled before it was created: the request is accepted, and ends
-/// `Cancelled`.
+/// The answer to a request whose id has a row; `None` if the request is new nevertheless.
 pub fn answer_of_row(
     submission: &Submission,
     row: OperationRow,
 ) -> Option<Result<Answer, Problem>> {
-    if row.state.tombstone {
-        return None;
+    match known(Found::from(&row), submission.record.request_hash) {
+        Known::New => None,
+        Known::Repeated => Some(Ok(Answer::Repeated(Box::new(row)))),
+        Known::Conflict => Some(Err(conflict(submission))),
     }
-    Some(
-        match row.created.request_hash == submission.record.request_hash {
-            true => Ok(Answer::Repeated(Box::new(row))),
-            false => Err(conflict(submission)),
-        },
-    )
 }
 
 /// The room in the producer's queue, which tenants share. Each record is charged at least
@@ -420,7 +424,7 @@ impl InFlight {
         .await
         {
             Ok(Ok(Ok(accepted))) => Ok(Answer::Accepted(self.operation, accepted)),
-            Ok(Ok(Err(error))) => Err(not_produced(error, || self.unknown())),
+            Ok(Ok(Err(failed))) => Err(not_produced(failed, || self.unknown())),
             // The producer did not report. The record was passed to it, so the outcome is unknown.
             Ok(Err(_)) | Err(_) => Err(self.unknown()),
         }
@@ -442,8 +446,8 @@ enum DeliveryCallback {
     Recovery(Acknowledgement),
 }
 
-/// The position of a record, or why it is not in the log.
-type Produced = Result<(PartitionId, Option<Offset>), ProduceError>;
+/// The position of a record, or why it was not acknowledged.
+type Produced = Result<Position, ProduceError>;
 
 impl DeliveryCallback {
     fn has_room(&self) -> bool {
@@ -466,7 +470,7 @@ impl DeliveryCallback {
 #[derive(Debug)]
 struct Acknowledgement {
     room: Option<Permit>,
-    flow: Arc<Flow>,
+    claims: Arc<SharedClaims>,
     outcome_sender: oneshot::Sender<Produced>,
 }
 
@@ -474,21 +478,49 @@ impl Acknowledgement {
     fn end(self, outcome: Produced) {
         // Free the room before the receiver of the outcome can send the next record.
         drop(self.room);
-        self.flow.end(outcome.as_ref().err());
+        self.claims
+            .end(outcome.err().map(failed), &Cause(outcome.err()));
         // The connection may be closed. The record is in the log either way.
         _ = self.outcome_sender.send(outcome);
     }
 }
 
-/// Waits for the record of a request, then informs the cache and the connection.
+/// A request that was admitted. If it is dropped before it is settled, the requests that share it
+/// learn that there is no outcome.
+#[derive(Debug)]
+struct OpenTicket {
+    claims: Arc<SharedClaims>,
+    ticket: Option<Ticket>,
+}
+
+impl OpenTicket {
+    fn settle(
+        mut self,
+        produced: Produced,
+        accepted: impl FnOnce(Position) -> Accepted,
+    ) -> Option<Settled> {
+        let ticket = self.ticket.take()?;
+        let cause = Cause(produced.err());
+        let produced = produced.map_err(failed);
+        Some(self.claims.settle(ticket, produced, &cause, accepted))
+    }
+}
+
+impl Drop for OpenTicket {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.claims.abandon(ticket);
+        }
+    }
+}
+
+/// Waits for the record of a request, then passes its outcome on.
 #[derive(Debug)]
 struct Waiting {
     room: Option<Permit>,
-    dedup_cache: Arc<DedupCache>,
-    flow: Arc<Flow>,
-    /// Present if the id is the caller's.
-    claim: Option<Claim>,
-    id: OperationId,
+    ticket: OpenTicket,
+    /// Present if the id is the server's: nobody else can wait.
+    client: Option<Client>,
     priority: Priority,
     hash: RequestHash,
     workflow: Arc<str>,
@@ -496,18 +528,16 @@ struct Waiting {
     caller_id: Option<Arc<str>>,
     requested_at: Timestamp,
     span: Option<OpenSpan>,
-    outcome_sender: oneshot::Sender<Settled>,
 }
 
 impl Waiting {
-    /// Passes on the outcome: the partition and offset of the record, or why it is not in the log.
     fn end(self, outcome: Produced) {
+        // Free the room before a client that learns the outcome can send the next request.
         drop(self.room);
-        self.flow.end(outcome.as_ref().err());
         if let Some(span) = self.span {
             spans::sent(span, &outcome);
         }
-        let settled = outcome.map(|(partition, offset)| Accepted {
+        let settled = self.ticket.settle(outcome, |(partition, offset)| Accepted {
             priority: self.priority,
             partition,
             offset,
@@ -517,13 +547,22 @@ impl Waiting {
             caller_id: self.caller_id,
             requested_at: self.requested_at,
         });
-        match (self.claim, &settled) {
-            (Some(claim), settled) => claim.settle(settled),
-            (None, Ok(accepted)) => self.dedup_cache.insert(self.id, accepted.clone()),
-            (None, Err(_)) => {}
+        if let (Some(Client(client)), Some(settled)) = (self.client, settled) {
+            // The connection may be closed. The record is in the log either way.
+            drop(client.send(settled));
         }
-        // The connection may be closed. The record is in the log either way.
-        drop(self.outcome_sender.send(settled));
+    }
+}
+
+/// Why the broker is unavailable, with all causes.
+struct Cause(Option<ProduceError>);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(error) => f.write_str(&chain(error)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -544,27 +583,46 @@ fn outcome_unknown(repeat_with: String) -> Problem {
     Problem::new(Kind::OutcomeUnknown, detail).with_id(repeat_with)
 }
 
-fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Problem {
+fn broker_silent() -> Problem {
+    let detail = "The broker has not acknowledged a record for a while.";
+    Problem::new(Kind::BrokerUnavailable, detail)
+}
+
+/// What a failed delivery says about the record.
+fn failed(error: ProduceError) -> Failed {
     let code = match error {
-        ProduceError::OutcomeUnknown { .. } => return unknown(),
+        ProduceError::OutcomeUnknown { .. } => return Failed::Unknown,
         ProduceError::Refused { code } => code,
     };
     tracing::debug!(%code, "could not append a request");
-    match code {
-        ErrorCode::QueueFull => Problem::new(
+    Failed::Refused(match code {
+        ErrorCode::QueueFull => Refusal::QueueFull,
+        ErrorCode::PolicyViolation => Refusal::DiskLimit,
+        ErrorCode::MessageSizeTooLarge => Refusal::TooLarge,
+        _ => Refusal::Broker,
+    })
+}
+
+fn not_produced(failed: Failed, unknown: impl FnOnce() -> Problem) -> Problem {
+    let refusal = match failed {
+        Failed::Unknown => return unknown(),
+        Failed::Refused(refusal) => refusal,
+    };
+    match refusal {
+        Refusal::QueueFull => Problem::new(
             Kind::Overloaded,
             "The queue to the broker is full: requests arrive faster than the broker accepts them.",
         ),
-        ErrorCode::PolicyViolation => insufficient_storage(
+        Refusal::DiskLimit => insufficient_storage(
             "The broker refuses these records: their topic has reached its disk limit \
              (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space \
              is below storage.freeMin.",
         ),
-        ErrorCode::MessageSizeTooLarge => Problem::new(
+        Refusal::TooLarge => Problem::new(
             Kind::BodyTooLarge,
             "The broker refuses a record of this size.",
         ),
-        _ => Problem::new(
+        Refusal::Broker => Problem::new(
             Kind::BrokerUnavailable,
             "The broker did not accept the request.",
         ),

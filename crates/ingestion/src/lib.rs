@@ -20,10 +20,9 @@
 //! restart.
 
 mod batch;
+mod claims;
 mod config;
-mod dedup_cache;
 mod docs;
-mod flow;
 mod intake;
 mod logs;
 mod measure;

@@ -46,6 +46,7 @@ use super::settings::REQUEST_BYTES;
 use super::spans;
 use super::status::{self, Query};
 use super::tenant_semaphore::{MeasuredBody, Permit, RevocablePermit, TenantSemaphore};
+use super::token::StatusToken;
 
 pub use self::events::Events;
 pub use self::ops::ListAdmission;
@@ -221,7 +222,7 @@ impl Api {
             Answer::Accepted(id, accepted) => Ok(created(
                 form,
                 &submission,
-                &location(base(form), id, accepted.token()),
+                &location(base(form), id, StatusToken::of_accepted(&accepted)),
             )),
             Answer::Repeated(row) => Ok(self.as_it_is(&row, form, caller)),
         }

@@ -24,8 +24,8 @@ use waybill_engine::{
 };
 use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
+use waybill_ingestion_core::Accepted;
 
-use super::dedup_cache::Accepted;
 use super::intake::Intake;
 use super::request_lookup::FoundRequest;
 use super::token::StatusToken;
@@ -91,8 +91,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     }
     let recent = |id| {
         intake
-            .recent()
-            .get(id)
+            .recent(id)
             .filter(|it| query.tenants.include(it.tenant()))
     };
     let accepted = ids
@@ -213,7 +212,7 @@ impl Pending {
 
     /// The token for its `Location`, if the request is cached.
     pub fn token(&self) -> Option<StatusToken> {
-        self.accepted.as_ref()?.token()
+        StatusToken::of_accepted(self.accepted.as_ref()?)
     }
 
     /// Its priority, if the request is cached.

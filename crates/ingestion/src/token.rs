@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use waybill_engine::{Offset, PartitionId, Position, Priority, RequestHash};
+use waybill_ingestion_core::Accepted;
 
 /// The value of `at` in a `Location`: `partition-offset-hash`, with a leading `x` for high
 /// priority.
@@ -34,6 +35,16 @@ impl StatusToken {
             position,
             hash_prefix: [a, b, c, d],
         }
+    }
+
+    /// The token of an accepted request; `None` if its offset is unknown.
+    pub fn of_accepted(accepted: &Accepted) -> Option<Self> {
+        let position = Position {
+            priority: accepted.priority,
+            partition: accepted.partition,
+            offset: accepted.offset?,
+        };
+        Some(Self::new(position, accepted.hash))
     }
 
     /// The token of a request that creates no operation, such as a cancel. It matches every

@@ -21,6 +21,7 @@ mod bugs;
 mod clock;
 mod crash_points;
 mod history;
+mod intake;
 mod judge;
 mod people;
 mod plan;
@@ -38,6 +39,7 @@ mod tape;
 mod workload;
 
 pub use crate::crash_points::{check_crash_points, check_crashes_reveal_bugs};
+pub use crate::intake::check_intake;
 pub use crate::planted::check_planted_bugs;
 pub use crate::tape::{check_tapes, run_bytes};
 

@@ -7,6 +7,11 @@ fn random_faults_lose_duplicate_or_half_undo_nothing() {
 }
 
 #[test]
+fn random_faults_at_the_intake_lose_no_accepted_request() {
+    waybill_simulation::check_intake();
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
     waybill_simulation::check_replays();
 }
