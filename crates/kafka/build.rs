@@ -3,10 +3,11 @@
 //! crate (`DEP_WAYBILL_KAFKA_WRAPPED`). Cargo passes no linker argument of a library on to them.
 
 /// The functions of librdkafka that allocate what a batch claims to hold.
-const WRAPPED: [&str; 5] = [
+const WRAPPED: [&str; 6] = [
     "rd_gz_decompress",
     "rd_kafka_lz4_decompress",
     "rd_kafka_snappy_java_uncompress",
+    "rd_kafka_snappy_uncompress",
     "rd_kafka_snappy_uncompressed_length",
     "rd_kafka_zstd_decompress",
 ];

@@ -3,9 +3,16 @@
 //! librdkafka allocates whatever a compressed batch holds: half a megabyte of gzip takes hundreds
 //! of megabytes, and the process is killed again at each start, because it reads the batch again.
 //! It has no property for a limit, other than for zstd. So the linker replaces its functions with
-//! those of this module (`--wrap`, see `build.rs`), which refuse batches that expand beyond
-//! [`KafkaSettings::decompressed_bytes_max`]. librdkafka reports such a batch as one that cannot be
-//! decompressed, and [`crate::damage`] finds it.
+//! those of this module (`--wrap`, see `build.rs`), which refuse
+//!
+//! * batches that expand beyond [`KafkaSettings::decompressed_bytes_max`],
+//! * batches that expand beyond [`RATIO_MAX`] times their size: librdkafka decompresses everything
+//!   that it has fetched before it hands over one record, and a fetch may hold hundreds of small
+//!   batches,
+//! * batches with many tiny records, each of which takes some 500 bytes of memory.
+//!
+//! librdkafka reports such a batch as one that cannot be decompressed, and [`crate::damage`] finds
+//! it. The sum of what a fetch may hold is bounded by its size ([`FETCH_BYTES_MAX`]).
 //!
 //! Programs other than `waybill` need the same linker arguments: see `crates/waybill/build.rs`.
 //! Without them librdkafka decompresses without a limit, and the first consumer logs a warning.
@@ -13,6 +20,7 @@
 //! The signatures are those of librdkafka 2.12.
 //!
 //! [`KafkaSettings::decompressed_bytes_max`]: crate::KafkaSettings::decompressed_bytes_max
+//! [`FETCH_BYTES_MAX`]: crate::partition_consumer::FETCH_BYTES_MAX
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -24,7 +32,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdkafka::types::RDKafkaRespErr;
-use waybill_wire::batch::{Codec, decompressed};
+use waybill_wire::batch::{Codec, decompressed_records, snappy_length};
 
 /// How many bytes a batch may hold. librdkafka's functions do not say for which client they
 /// decompress, so the limit is one of the process.
@@ -32,6 +40,18 @@ static BYTES_MAX: AtomicUsize = AtomicUsize::new(DECOMPRESSED_BYTES_MAX);
 
 /// The default limit: 16 MiB, of which Kafka's default `max.message.bytes` is a sixteenth.
 pub(crate) const DECOMPRESSED_BYTES_MAX: usize = 16 << 20;
+
+/// How many times its size a batch may hold. Requests in JSON have a random id each, and reach a
+/// fourth of this.
+const RATIO_MAX: usize = 100;
+/// What a batch may hold at any ratio.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// How many bytes a batch of this compressed size may hold.
+fn bytes_max(compressed: usize) -> usize {
+    let of_ratio = compressed.saturating_mul(RATIO_MAX).max(SMALL_BYTES);
+    of_ratio.min(BYTES_MAX.load(Ordering::Relaxed))
+}
 
 /// The start of xerial's blocks, which librdkafka has removed.
 const XERIAL_HEADER: &[u8] = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01";
@@ -63,9 +83,10 @@ fn is_limited() -> bool {
 }
 
 /// References to the other functions, so that the linker keeps them.
-const OTHERS: [*const (); 4] = [
+const OTHERS: [*const (); 5] = [
     __wrap_rd_kafka_lz4_decompress as *const (),
     __wrap_rd_kafka_snappy_java_uncompress as *const (),
+    __wrap_rd_kafka_snappy_uncompress as *const (),
     __wrap_rd_kafka_snappy_uncompressed_length as *const (),
     __wrap_rd_kafka_zstd_decompress as *const (),
 ];
@@ -143,12 +164,37 @@ unsafe extern "C" fn __wrap_rd_kafka_snappy_uncompressed_length(
 ) -> bool {
     // SAFETY: as the caller promises.
     let compressed = unsafe { slice::from_raw_parts(compressed.cast::<u8>(), bytes) };
-    let Some(claimed) = waybill_wire::batch::snappy_length(compressed) else {
+    let Some(claimed) = snappy_length(compressed) else {
         return false;
     };
     // SAFETY: as the caller promises.
     unsafe { *held = claimed };
-    claimed <= BYTES_MAX.load(Ordering::Relaxed)
+    claimed <= bytes_max(bytes)
+}
+
+/// `rd_kafka_snappy_uncompress` of `snappy.c`: decompresses a bare block. Returns 0, or a negative
+/// number.
+///
+/// # Safety
+///
+/// `compressed` has `bytes` readable bytes, and `out` as many writable ones as
+/// [`__wrap_rd_kafka_snappy_uncompressed_length`] found in them.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_kafka_snappy_uncompress(
+    compressed: *const c_char,
+    bytes: usize,
+    out: *mut c_char,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let compressed = unsafe { slice::from_raw_parts(compressed.cast::<u8>(), bytes) };
+    let Some(held) = records(Codec::Snappy, compressed) else {
+        return -1;
+    };
+    // A block holds exactly as much as it claims.
+    debug_assert_eq!(Some(held.len()), snappy_length(compressed));
+    // SAFETY: as the caller promises.
+    unsafe { ptr::copy_nonoverlapping(held.as_ptr(), out.cast::<u8>(), held.len()) };
+    0
 }
 
 /// `rd_kafka_snappy_java_uncompress` of `snappy.c`: what xerial's blocks hold, or null and a
@@ -210,11 +256,16 @@ unsafe fn decompress_to(
     RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
-/// What `compressed` holds, in memory that `free` releases, and its length.
+/// The records that `compressed` holds, if they are within the limits.
+fn records(codec: Codec, compressed: &[u8]) -> Option<Vec<u8>> {
+    let bytes_max = bytes_max(compressed.len());
+    let held = catch_unwind(|| decompressed_records(codec, compressed, bytes_max));
+    held.ok()?.ok()
+}
+
+/// The same, in memory that `free` releases, and their length.
 fn allocated(codec: Codec, compressed: &[u8]) -> Option<(*mut c_void, usize)> {
-    let bytes_max = BYTES_MAX.load(Ordering::Relaxed);
-    let held = catch_unwind(|| decompressed(codec, compressed, bytes_max));
-    let held = held.ok()?.ok()?;
+    let held = records(codec, compressed)?;
     // SAFETY: at least one byte is allocated, and `out` is checked before it is written to.
     unsafe {
         let out = libc::malloc(held.len().max(1));

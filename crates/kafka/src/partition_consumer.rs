@@ -33,6 +33,11 @@ const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long after damaged records, errors about positions may still result from them.
 const DAMAGE_ECHO: Duration = Duration::from_secs(10);
 
+/// How large one fetch is, of all partitions, unless its first batch is larger. Everything in it
+/// takes memory at once, whatever the queue's limit: a record some 500 bytes besides its own, and a
+/// compressed batch up to a hundred times its size.
+pub(crate) const FETCH_BYTES_MAX: u32 = 256 * 1024;
+
 /// Settings of a [`PartitionConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConsumerOptions {
@@ -78,14 +83,13 @@ impl ConsumerOptions {
 /// Fetch settings that both kinds of consumers share.
 ///
 /// The pause after a full queue is short, because librdkafka's default of one second starves a
-/// small queue. One fetch is not larger than the queue.
+/// small queue.
 pub(crate) fn fetch_settings(
     queue_kib_max: u32,
     queue_records_max: u32,
     fetch_wait_max: Duration,
 ) -> Vec<(&'static str, String)> {
     let queue_kib = queue_kib_max.clamp(1, 2_097_151);
-    let fetch_bytes = (u64::from(queue_kib) * 1024).clamp(1024 * 1024, 50 * 1024 * 1024);
     vec![
         ("queued.max.messages.kbytes", queue_kib.to_string()),
         (
@@ -99,7 +103,10 @@ pub(crate) fn fetch_settings(
             fetch_wait_max.as_millis().clamp(1, 60_000).to_string(),
         ),
         ("fetch.min.bytes", "1".to_owned()),
-        ("fetch.max.bytes", fetch_bytes.to_string()),
+        ("fetch.max.bytes", FETCH_BYTES_MAX.to_string()),
+        ("max.partition.fetch.bytes", FETCH_BYTES_MAX.to_string()),
+        // librdkafka raises `fetch.max.bytes` to this.
+        ("message.max.bytes", FETCH_BYTES_MAX.to_string()),
         ("allow.auto.create.topics", "false".to_owned()),
     ]
 }
@@ -604,10 +611,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_queue_limits_the_size_of_a_fetch() {
+    fn a_fetch_is_small_whatever_the_queue() {
         let settings = fetch_settings(2048, 100, Duration::from_millis(20));
         assert!(settings.contains(&("queued.max.messages.kbytes", "2048".to_owned())));
-        assert!(settings.contains(&("fetch.max.bytes", (2048 * 1024).to_string())));
+        let fetch = FETCH_BYTES_MAX.to_string();
+        assert!(settings.contains(&("fetch.max.bytes", fetch.clone())));
+        assert!(settings.contains(&("max.partition.fetch.bytes", fetch)));
         assert!(settings.contains(&("fetch.wait.max.ms", "20".to_owned())));
         assert!(settings.contains(&("fetch.queue.backoff.ms", "5".to_owned())));
     }

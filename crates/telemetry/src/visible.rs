@@ -21,8 +21,8 @@ pub fn is_visible(c: char) -> bool {
 }
 
 /// Invisible letters, marks and symbols: those of Unicode's `Default_Ignorable_Code_Point` that are
-/// not format characters, and U+2800 (Braille blank), U+FFFC (object replacement) and U+1D159 (null
-/// note head).
+/// not format characters, and U+2800 (Braille blank), U+FFFC (object replacement), U+16FE4
+/// (Khitan filler) and U+1D159 (null note head).
 fn is_ignorable(c: char) -> bool {
     matches!(
         c,
@@ -35,6 +35,7 @@ fn is_ignorable(c: char) -> bool {
             | '\u{fe00}'..='\u{fe0f}'
             | '\u{ffa0}'
             | '\u{fffc}'
+            | '\u{16fe4}'
             | '\u{1d159}'
             | '\u{e0100}'..='\u{e01ef}'
     )

@@ -27,6 +27,28 @@ pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
     batch
 }
 
+/// Records without a key, with an empty value.
+pub fn tiny_records(count: u64) -> Vec<Vec<u8>> {
+    (0..count).map(tiny_record).collect()
+}
+
+fn tiny_record(number: u64) -> Vec<u8> {
+    let delta = varint(2 * number);
+    let rest = [&[0, 0][..], &delta, &[1, 0, 0]].concat();
+    [varint(2 * rest.len() as u64), rest].concat()
+}
+
+/// A number in groups of seven bits, the lowest first.
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number > 0x7f {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
 /// Appends a batch of any content to partition 0 of a topic. Returns the broker's error code.
 ///
 /// Retries for a while if the broker does not lead the partition, as clients do: after a topic is

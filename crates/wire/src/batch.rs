@@ -10,7 +10,7 @@ pub mod made;
 
 use bytes::{Buf, Bytes};
 
-pub use compression::{Codec, decompressed, snappy_length, uncompressed};
+pub use compression::{Codec, decompressed_records, snappy_length, uncompressed};
 
 /// Bytes of a batch's header, which is also the smallest batch.
 pub const HEADER_BYTES: usize = 61;
@@ -59,6 +59,38 @@ pub struct BatchHeader {
     pub records: i32,
 }
 
+/// How many records a batch may have, however small. librdkafka sends up to so many by default.
+pub const RECORDS_MAX: usize = 10_000;
+/// The average size that more records must have. Each takes some 500 bytes of a reader's memory,
+/// and any of Waybill's is larger than this.
+pub const RECORD_BYTES_MIN: usize = 32;
+
+/// Refuses a batch whose records take many times its size in a reader's memory.
+///
+/// # Errors
+///
+/// If the batch has more than [`RECORDS_MAX`] records, of less than [`RECORD_BYTES_MIN`] on average.
+pub fn check_records(records: usize, bytes: usize) -> Result<(), BatchError> {
+    match records > RECORDS_MAX && bytes / records < RECORD_BYTES_MIN {
+        true => Err(BatchError::TooManyRecords { records }),
+        false => Ok(()),
+    }
+}
+
+/// How many records these bytes hold, by their lengths.
+fn count(mut records: &[u8]) -> usize {
+    let mut count = 0;
+    while let Some(length) = varint(&mut records)
+        && let Some((_, rest)) = usize::try_from(length)
+            .ok()
+            .and_then(|length| records.split_at_checked(length))
+    {
+        records = rest;
+        count += 1;
+    }
+    count
+}
+
 /// Why a batch is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BatchError {
@@ -93,6 +125,14 @@ pub enum BatchError {
     Expands {
         /// The largest size.
         bytes_max: usize,
+    },
+    /// Too many tiny records.
+    #[error(
+        "the batch has {records} records, and more than {RECORDS_MAX} must have {RECORD_BYTES_MIN} bytes on average"
+    )]
+    TooManyRecords {
+        /// Their number.
+        records: usize,
     },
     /// A batch of a transaction.
     #[error("transactions are not supported")]
@@ -157,6 +197,9 @@ impl BatchHeader {
         }
         if header.attributes & ATTRIBUTE_CODEC > CODEC_MAX {
             return Err(BatchError::Codec);
+        }
+        if !header.is_compressed() {
+            check_records(header.records as usize, bytes.len())?;
         }
         if !header.is_compressed() && !header.counts_records(bytes) {
             return Err(BatchError::Records);

@@ -149,6 +149,7 @@ fn append(
             BatchError::Expands { .. } => {
                 (ResponseError::MessageTooLarge, Reason::ExpandedTooLarge)
             }
+            BatchError::TooManyRecords { .. } => (ResponseError::MessageTooLarge, Reason::TooLarge),
             BatchError::Magic(_) => (
                 ResponseError::UnsupportedForMessageFormat,
                 Reason::Unsupported,

@@ -7,7 +7,7 @@ use std::path::Path;
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use waybill_test_support::batches::set_topic;
+use waybill_test_support::batches::{batch, produce, set_topic, tiny_records};
 use waybill_test_support::bombs::{CODECS, assert_refused, producer, send};
 use waybill_test_support::memory::MemoryLimit;
 use waybill_test_support::setup::PATIENCE;
@@ -21,6 +21,10 @@ const BOMB_BYTES: usize = 32 << 20;
 /// The same of a bomb that only its consumers expand. With gzip or zstd, it is small enough for a
 /// topic.
 const LARGE_BOMB_BYTES: usize = 400 << 20;
+/// The same of one of many.
+const SMALL_BOMB_BYTES: usize = 15 << 20;
+/// As many as fit into a batch.
+const TINY_RECORDS: u64 = 100_000;
 /// The memory of a role that reads it.
 const MEMORY_BYTES: u64 = 256 << 20;
 /// The topics that the roles read, without their prefix.
@@ -85,8 +89,17 @@ async fn a_bomb_that_kafka_has_kept_is_skipped_and_kills_no_reader() {
             let sent = send(&producer(&cluster.brokers, codec), topic, &zeroes).await;
             sent.unwrap_or_else(|error| panic!("{topic}: {codec}: {error}"));
         }
+        // Each is within the limit of one batch, and one fetch has room for hundreds.
+        let zstd = producer(&cluster.brokers, "zstd");
+        let zeroes = vec![0; SMALL_BOMB_BYTES];
+        for _ in 0..100 {
+            send(&zstd, topic, &zeroes).await.expect("it is small");
+        }
         set_compression(&cluster, &ingestion, topic, "uncompressed").await;
     }
+    // Each empty record takes some 500 bytes of memory.
+    let tiny = batch(0, &tiny_records(TINY_RECORDS));
+    assert_eq!(produce(&cluster.brokers, &topics[1], &tiny), 0);
     let ids = deliver(&ingestion, "behind", 20).await;
 
     let limits = roles

@@ -57,6 +57,23 @@ fn lying_batch() -> Vec<u8> {
     handmade::batch(0, &[[&[length], &record[..]].concat()])
 }
 
+/// Each of them takes some 500 bytes of a reader's memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_very_many_tiny_records_is_refused() {
+    const MESSAGE_TOO_LARGE: i16 = 10;
+    let records = handmade::tiny_records(100_000);
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let site = Site::start_within(limit.as_ref());
+    for topic in TOPICS.map(|topic| site.topic(topic)) {
+        let batch = handmade::batch(0, &records);
+        let code = handmade::produce(site.address("broker"), &topic, &batch);
+        assert_eq!(code, MESSAGE_TOO_LARGE, "{topic}");
+    }
+    site.deliver("beside-tiny").await;
+    drop(site);
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_whose_parts_do_not_fill_it_is_refused() {
     const INVALID_RECORD: i16 = 87;

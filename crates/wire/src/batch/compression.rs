@@ -13,18 +13,20 @@
 use std::io::Read;
 
 use bytes::Bytes;
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use lz4_flex::frame::FrameDecoder;
 use zstd::stream::read::Decoder as ZstdDecoder;
 
-use super::{BatchError, BatchHeader, HEADER_BYTES};
+use super::{BatchError, BatchHeader, HEADER_BYTES, check_records, count};
 
 /// The start of the Java library's blocks; two version numbers of four bytes follow.
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
 const XERIAL_HEADER_BYTES: usize = 16;
-/// The largest window of Zstandard that is allocated: 8 MiB, which a decoder must support (RFC
-/// 8878, 3.1.1.1.2).
-const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+/// The start of each member of gzip (RFC 1952, 2.3.1).
+const GZIP_MAGIC: &[u8] = b"\x1f\x8b";
+/// The largest window of Zstandard: 128 MiB, which its highest levels ask for however little they
+/// compress. The decoder touches only as much of it as a batch holds.
+const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 /// The codecs, with their numbers in a batch's attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,18 +51,19 @@ impl Codec {
     }
 }
 
-/// What `compressed` holds.
+/// The records that `compressed` holds.
 ///
 /// # Errors
 ///
-/// If it cannot be decompressed, or holds more than `bytes_max`.
-pub fn decompressed(
+/// If they cannot be decompressed, take more than `bytes_max`, or are too many.
+pub fn decompressed_records(
     codec: Codec,
     compressed: &[u8],
     bytes_max: usize,
 ) -> Result<Vec<u8>, BatchError> {
     let mut whole = Vec::with_capacity(compressed.len().saturating_mul(4).min(bytes_max));
     decompress(codec, compressed, &mut whole, bytes_max)?;
+    check_records(count(&whole), whole.len())?;
     Ok(whole)
 }
 
@@ -83,6 +86,7 @@ pub fn uncompressed(
     let mut whole = Vec::with_capacity(header.bytes.saturating_mul(4).min(bytes_max));
     whole.extend_from_slice(&batch[..HEADER_BYTES]);
     decompress(codec, compressed, &mut whole, bytes_max)?;
+    check_records(usize::try_from(header.records).unwrap_or(0), whole.len())?;
     let header = header.rewritten_uncompressed(&mut whole)?;
     Ok((header, whole.into()))
 }
@@ -95,7 +99,7 @@ fn decompress(
     bytes_max: usize,
 ) -> Result<(), BatchError> {
     match codec {
-        Codec::Gzip => read(MultiGzDecoder::new(compressed), whole, bytes_max),
+        Codec::Gzip => gzip(compressed, whole, bytes_max),
         Codec::Snappy => snappy(compressed, whole, bytes_max),
         Codec::Lz4 => read(FrameDecoder::new(compressed), whole, bytes_max),
         Codec::Zstd => {
@@ -115,6 +119,16 @@ fn read(from: impl Read, whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), Ba
         return Err(BatchError::Expands { bytes_max });
     }
     read.map(drop).map_err(|_| BatchError::Undecodable)
+}
+
+/// What follows the last member is ignored, as clients do.
+fn gzip(mut compressed: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), BatchError> {
+    loop {
+        read(GzDecoder::new(&mut compressed), whole, bytes_max)?;
+        if !compressed.starts_with(GZIP_MAGIC) {
+            return Ok(());
+        }
+    }
 }
 
 fn snappy(compressed: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), BatchError> {
@@ -162,6 +176,7 @@ mod tests {
     use std::io::Write as _;
 
     use super::super::made::{batch, compressed_with};
+    use super::super::{RECORD_BYTES_MIN, RECORDS_MAX};
     use super::*;
 
     /// As large as a batch may be here.
@@ -220,6 +235,50 @@ mod tests {
             assert_eq!(bytes, plain, "codec {number}");
             assert_eq!(header, BatchHeader::of_produced(&plain).unwrap());
         }
+    }
+
+    /// The highest levels of Zstandard declare a window of 128 MiB, however small the data.
+    #[test]
+    fn a_large_window_and_bytes_after_the_last_member_are_accepted() {
+        let plain = batch(7, 1, 5, &[10, 20, 30]);
+        let records = &plain[HEADER_BYTES..];
+        let mut encoder = zstd::Encoder::new(Vec::new(), 22).unwrap();
+        encoder.window_log(27).unwrap();
+        encoder.include_contentsize(false).unwrap();
+        encoder.write_all(records).unwrap();
+        let large_window = encoder.finish().unwrap();
+        let two_members = [gzip(&records[..10]), gzip(&records[10..])].concat();
+        let with_padding = [gzip(records), vec![0; 20]].concat();
+        for (codec, compressed) in [
+            (Codec::Zstd, large_window),
+            (Codec::Gzip, two_members),
+            (Codec::Gzip, with_padding),
+        ] {
+            let (_, bytes) = kept(&compressed_with(&plain, codec, &compressed)).unwrap();
+            assert_eq!(bytes, plain, "{codec:?}");
+        }
+    }
+
+    #[test]
+    fn many_tiny_records_are_refused_and_as_many_larger_ones_are_not() {
+        let timestamps = vec![10; RECORDS_MAX + 1];
+        let tiny = batch(-1, -1, -1, &timestamps);
+        let refused = BatchError::TooManyRecords {
+            records: timestamps.len(),
+        };
+        assert_eq!(BatchHeader::of_produced(&tiny).unwrap_err(), refused);
+        let records = &tiny[HEADER_BYTES..];
+        for (codec, encode) in CODECS {
+            let compressed = compressed_with(&tiny, codec, &encode(records));
+            let header = BatchHeader::of_produced(&compressed).unwrap();
+            let kept = uncompressed(&header, &compressed, 1 << 30);
+            assert_eq!(kept.unwrap_err(), refused, "{codec:?}");
+            let read = decompressed_records(codec, &encode(records), 1 << 30);
+            assert_eq!(read.unwrap_err(), refused, "{codec:?}");
+        }
+        assert_eq!(check_records(RECORDS_MAX, 0), Ok(()));
+        let many = 10 * RECORDS_MAX;
+        assert_eq!(check_records(many, many * RECORD_BYTES_MIN), Ok(()));
     }
 
     #[test]

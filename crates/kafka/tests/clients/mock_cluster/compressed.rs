@@ -3,6 +3,8 @@
 
 use std::time::Instant;
 
+use rdkafka::ClientConfig;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
     ConsumerOptions, DamageKind, KafkaSettings, PartitionConsumer, PollError, ProducerOptions,
@@ -47,7 +49,11 @@ fn assert_undecodable(consumer: &PartitionConsumer, topic: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compressed_batch_within_the_limit_is_read_whatever_its_codec() {
     let (cluster, settings) = cluster("unused", 1);
-    let value = vec![b'x'; BYTES_MAX / 2];
+    // Numbers in text compress to less than a half.
+    let numbers = (0..BYTES_MAX as u64 / 20).map(|number| number.wrapping_mul(0x9e37_79b9));
+    let value: Vec<u8> = numbers
+        .flat_map(|number| format!("{number:010}").into_bytes())
+        .collect();
     for codec in CODECS {
         cluster.create_topic(codec, 1, 1).unwrap();
         let producer = producer(&settings.brokers, codec);
@@ -69,6 +75,43 @@ async fn a_batch_that_expands_beyond_the_limit_is_undecodable_whatever_its_codec
             .unwrap();
         let consumer = consumer(&settings, codec);
         tokio::task::block_in_place(|| assert_undecodable(&consumer, codec));
+    }
+}
+
+/// A fetch holds hundreds of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_batch_that_expands_a_thousand_times_is_undecodable() {
+    let (cluster, settings) = cluster("unused", 1);
+    for codec in ["gzip", "zstd"] {
+        cluster.create_topic(codec, 1, 1).unwrap();
+        let producer = producer(&settings.brokers, codec);
+        send(&producer, codec, &vec![0; BYTES_MAX / 2])
+            .await
+            .unwrap();
+        let consumer = consumer(&settings, codec);
+        tokio::task::block_in_place(|| assert_undecodable(&consumer, codec));
+    }
+}
+
+#[test]
+fn a_compressed_batch_of_many_tiny_records_is_undecodable_whatever_its_codec() {
+    let (cluster, settings) = cluster("unused", 1);
+    for codec in CODECS {
+        cluster.create_topic(codec, 1, 1).unwrap();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", &settings.brokers)
+            .set("compression.codec", codec)
+            // All records become one batch.
+            .set("batch.num.messages", "100000")
+            .set("linger.ms", "60000")
+            .create()
+            .unwrap();
+        for _ in 0..20_000 {
+            let record = BaseRecord::<(), _>::to(codec).partition(0).payload("");
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+        }
+        producer.flush(PATIENCE).unwrap();
+        assert_undecodable(&consumer(&settings, codec), codec);
     }
 }
 
