@@ -1,6 +1,8 @@
 //! Links the decompression of `src/decompression.rs` into this crate's tests, in place of
 //! librdkafka's, and names the functions to the build scripts of programs that depend on this
 //! crate (`DEP_WAYBILL_KAFKA_WRAPPED`). Cargo passes no linker argument of a library on to them.
+//! The argument is one of the GNU linker and LLVM's: on other systems nothing is replaced, and the
+//! first consumer logs a warning.
 
 /// The functions of librdkafka that allocate what a batch claims to hold.
 const WRAPPED: [&str; 6] = [
@@ -14,8 +16,10 @@ const WRAPPED: [&str; 6] = [
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::metadata=wrapped={}", WRAPPED.join(","));
-    for function in WRAPPED {
+    let is_linux = std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux");
+    let wrapped = if is_linux { &WRAPPED[..] } else { &[] };
+    println!("cargo::metadata=wrapped={}", wrapped.join(","));
+    for function in wrapped {
         println!("cargo::rustc-link-arg=-Wl,--wrap={function}");
     }
 }

@@ -3,7 +3,8 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let wrapped = std::env::var("DEP_WAYBILL_KAFKA_WRAPPED");
-    for function in wrapped.expect("waybill-kafka names them").split(',') {
+    let wrapped = wrapped.expect("waybill-kafka names them");
+    for function in wrapped.split(',').filter(|name| !name.is_empty()) {
         println!("cargo::rustc-link-arg-bins=-Wl,--wrap={function}");
     }
 }
