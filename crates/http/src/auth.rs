@@ -16,6 +16,7 @@ mod denied;
 mod jwks;
 mod jwt;
 mod principal;
+mod signatures;
 mod tenant;
 mod tokens;
 mod verified;

@@ -12,12 +12,17 @@ use crate::json;
 use crate::reread::{FileRefused, Reread};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::errors::ErrorKind;
+use jsonwebtoken::{Algorithm, Validation};
+use serde::Deserialize as _;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use waybill_engine::Timestamp;
 use waybill_telemetry::visible::is_visible;
 
 use super::JwtConfig;
-use super::jwks::{Algorithm, Keys};
+use super::jwks::Keys;
+use super::signatures::{self, ALGORITHMS};
 use super::verified::Good;
 use super::{Denied, Principal, Scope, Tenants, TokenHash};
 
@@ -46,6 +51,7 @@ struct Rules {
 impl Jwt {
     /// Follows the keys of this file, and reloads them when the file changes.
     pub(super) fn follow(path: PathBuf, config: &JwtConfig) -> Result<Self, FileRefused> {
+        signatures::install();
         let name = path.display().to_string();
         let keys = Reread::open("auth.jwt.jwksFile", vec![path], move |texts| {
             Keys::read(&name, &texts[0])
@@ -96,46 +102,57 @@ impl Jwt {
 /// A token that is not in the form of a JWT.
 const MALFORMED: Denied = Denied::BadToken("The token is not a JWT.");
 
+/// No key of the set verifies the token.
+const NOT_SIGNED: Denied =
+    Denied::BadToken("No key in auth.jwt.jwksFile verifies the token's signature.");
+const NOT_FROM_ISSUER: Denied = Denied::BadToken("The token is from another issuer.");
+const NOT_FOR_US: Denied = Denied::BadToken("The token is for another audience.");
+const NO_TIME: Denied = Denied::BadToken("The token's times (exp, nbf) are missing or invalid.");
+
 impl Rules {
     fn read(&self, token: &str, keys: &Keys) -> Result<Good, Denied> {
-        let (signed, signature) = token.rsplit_once('.').ok_or(MALFORMED)?;
-        let (header, claims) = signed.split_once('.').ok_or(MALFORMED)?;
-        let header = object(header)?;
-        let algorithm = algorithm_of(&header)?;
-        let id = match header.get("kid") {
-            None => None,
-            Some(Value::String(id)) => Some(id.as_str()),
-            Some(_) => return Err(MALFORMED),
-        };
-        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| MALFORMED)?;
-        if !keys.verify(id, algorithm, signed.as_bytes(), &signature) {
-            let detail = "No key in auth.jwt.jwksFile verifies the token's signature.";
-            return Err(Denied::BadToken(detail));
-        }
-        self.good(&object(claims)?)
+        let header = token.split('.').next().ok_or(MALFORMED)?;
+        let (algorithm, id) = choose(&object(&decoded(header)?)?)?;
+        let key = keys.find(id.as_deref(), algorithm);
+        let key = key.map_err(|_| NOT_SIGNED)?;
+        let token = jsonwebtoken::decode::<Box<RawValue>>(token, key, &self.validation(algorithm));
+        let token = token.map_err(|error| match error.kind() {
+            ErrorKind::InvalidSignature | ErrorKind::InvalidAlgorithm => NOT_SIGNED,
+            ErrorKind::InvalidIssuer => NOT_FROM_ISSUER,
+            ErrorKind::InvalidAudience => NOT_FOR_US,
+            ErrorKind::MissingRequiredClaim(name) | ErrorKind::InvalidClaimFormat(name) => {
+                match name.as_str() {
+                    "iss" => NOT_FROM_ISSUER,
+                    "aud" => NOT_FOR_US,
+                    _ => NO_TIME,
+                }
+            }
+            _ => MALFORMED,
+        })?;
+        self.good(&object(token.claims.get().as_bytes())?)
+    }
+
+    /// What `jsonwebtoken` checks. The times are compared here, at each use of the token.
+    fn validation(&self, algorithm: Algorithm) -> Validation {
+        let mut validation = Validation::new(algorithm);
+        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+        validation.set_issuer(&[&self.issuer]);
+        validation.set_audience(&[&self.audience]);
+        validation.validate_exp = false;
+        validation
     }
 
     fn good(&self, claims: &Map<String, Value>) -> Result<Good, Denied> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
+        // A list of issuers is no issuer (RFC 7519, section 4.1.1).
         if text("iss") != Some(&self.issuer) {
-            return Err(Denied::BadToken("The token is from another issuer."));
+            return Err(NOT_FROM_ISSUER);
         }
-        let is_for_us = match claims.get("aud") {
-            Some(Value::String(audience)) => *audience == self.audience,
-            Some(Value::Array(audiences)) => audiences
-                .iter()
-                .any(|audience| audience.as_str() == Some(&self.audience)),
-            _ => false,
-        };
-        if !is_for_us {
-            return Err(Denied::BadToken("The token is for another audience."));
-        }
-        let no_time = Denied::BadToken("The token's times (exp, nbf) are missing or invalid.");
         let skew = i64::try_from(self.clock_skew.as_micros()).unwrap_or(i64::MAX);
-        let expires = claims.get("exp").and_then(time).ok_or(no_time)?;
+        let expires = claims.get("exp").and_then(time).ok_or(NO_TIME)?;
         let from = match claims.get("nbf") {
             None => Timestamp(i64::MIN),
-            Some(begins) => time(begins).ok_or(no_time)?,
+            Some(begins) => time(begins).ok_or(NO_TIME)?,
         };
         let scopes = match claims.get(&self.scope_claim) {
             Some(Value::String(scopes)) => scopes.split(' ').filter_map(Scope::named).collect(),
@@ -166,25 +183,33 @@ impl Rules {
     }
 }
 
-/// The signature algorithm that a header names. `none` and all algorithms with shared secrets are
-/// unknown here.
-fn algorithm_of(header: &Map<String, Value>) -> Result<Algorithm, Denied> {
-    let name = header.get("alg").and_then(Value::as_str);
-    let algorithm = name.and_then(Algorithm::named);
+/// The algorithm and the key ID that a header names. `none` and all algorithms with shared secrets
+/// are refused here.
+fn choose(header: &Map<String, Value>) -> Result<(Algorithm, Option<String>), Denied> {
+    let algorithm = header.get("alg").map(Algorithm::deserialize);
+    let algorithm = algorithm.and_then(Result::ok);
+    let algorithm = algorithm.filter(|algorithm| ALGORITHMS.contains(algorithm));
     let algorithm = algorithm.ok_or(Denied::BadToken(
         "The token is not signed with RS256, PS256, ES256 or EdDSA.",
     ))?;
     // The header names critical extensions, and none is supported (RFC 7515, section 4.1.11).
-    match header.contains_key("crit") {
-        true => Err(MALFORMED),
-        false => Ok(algorithm),
+    if header.contains_key("crit") {
+        return Err(MALFORMED);
+    }
+    match header.get("kid") {
+        None => Ok((algorithm, None)),
+        Some(Value::String(id)) => Ok((algorithm, Some(id.clone()))),
+        Some(_) => Err(MALFORMED),
     }
 }
 
-/// A part of a token that is a JSON object.
-fn object(part: &str) -> Result<Map<String, Value>, Denied> {
-    let text = URL_SAFE_NO_PAD.decode(part).map_err(|_| MALFORMED)?;
-    match json::parse(&text, DEPTH_MAX) {
+fn decoded(part: &str) -> Result<Vec<u8>, Denied> {
+    URL_SAFE_NO_PAD.decode(part).map_err(|_| MALFORMED)
+}
+
+/// A part of a token, which must be a JSON object that all parsers read alike.
+fn object(text: &[u8]) -> Result<Map<String, Value>, Denied> {
+    match json::parse(text, DEPTH_MAX) {
         Ok(Value::Object(object)) => Ok(object),
         _ => Err(MALFORMED),
     }
