@@ -76,6 +76,11 @@ impl Keys {
         })
     }
 
+    /// How many keys there are.
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
     /// The key with this ID, for a signature by this algorithm. Without an ID, there is one only if
     /// exactly one key qualifies.
     pub(super) fn find(

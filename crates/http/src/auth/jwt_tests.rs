@@ -8,7 +8,7 @@ use openssl::rsa::{Padding, Rsa};
 use openssl::sign::{RsaPssSaltlen, Signer};
 use serde_json::json;
 
-use super::super::hash_of;
+use super::super::{Scope, Tenants, hash_of};
 use super::*;
 
 const NOW: i64 = 1_900_000_000;
@@ -143,11 +143,12 @@ fn of_set(set: &Value) -> Result<Jwt, FileRefused> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), set.to_string()).unwrap();
     let config = JwtConfig {
+        jwks_file: Some(file.path().to_owned()),
         issuer: Some("https://id.example".to_owned()),
         audience: Some("waybill".to_owned()),
         ..JwtConfig::default()
     };
-    Jwt::follow(file.path().to_owned(), &config)
+    Jwt::load(&config).map(Option::unwrap)
 }
 
 fn at(jwt: &Jwt, token: &str, seconds: i64) -> Result<Arc<Principal>, Denied> {
@@ -299,11 +300,12 @@ fn a_verified_token_is_refused_once_its_key_is_removed() {
     let set = |key: &Signing| json!({"keys": [key.jwk()]}).to_string();
     std::fs::write(file.path(), set(&old)).unwrap();
     let config = JwtConfig {
+        jwks_file: Some(file.path().to_owned()),
         issuer: Some("https://id.example".to_owned()),
         audience: Some("waybill".to_owned()),
         ..JwtConfig::default()
     };
-    let jwt = Jwt::follow(file.path().to_owned(), &config).unwrap();
+    let jwt = Jwt::load(&config).unwrap().unwrap();
     let [by_old, by_new] = [&old, &new].map(|key| key.token(&claims()));
     assert!(at(&jwt, &by_old, NOW).is_ok() && at(&jwt, &by_new, NOW).is_err());
     std::fs::write(file.path(), set(&new)).unwrap();
