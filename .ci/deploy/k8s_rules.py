@@ -239,7 +239,9 @@ class Rules:
         """Production requires authentication and protects its secrets, and probes use the scheme of the admin port."""
         for workload in self.workloads:
             config = self.configs[name_of(workload)]
-            asks = config["auth"]["tokensFile"] or config["auth"]["jwt"]["jwksFile"]
+            asks = config["auth"]["tokensFile"] or any(
+                config["auth"]["jwt"][key] for key in ("jwksFile", "jwksUrl", "discovery")
+            )
             if self.render.name.startswith("overlays/production") and (config["insecure"] or not asks):
                 self.wrong(workload, "does not ask who comes")
             for volume in pod_of(workload).get("volumes", []):

@@ -1,8 +1,8 @@
 //! Authentication and authorization of callers: bearer tokens, scopes and tenants.
 //!
-//! A token is either listed by its hash in a token file (`tokens`), or a JWT that a key of a key
-//! file has signed (`jwt`). Both identify a [`Principal`]: a name, its scopes and its tenants. A
-//! handler receives the [`Caller`], which may do everything when authentication is off.
+//! A token is either listed by its hash in a token file (`tokens`), or a JWT that a key of a file
+//! or of an issuer has signed (`jwt`). Both identify a [`Principal`]: a name, its scopes and its
+//! tenants. A handler receives the [`Caller`], which may do everything when authentication is off.
 //!
 //! What must hold: a caller restricted to one tenant gets the same answer for another tenant's
 //! operation as for an operation that does not exist; a token never appears in a log line, a
@@ -13,9 +13,12 @@
 mod bearer;
 mod config;
 mod denied;
+mod issuer;
 mod jwks;
 mod jwt;
 mod principal;
+mod rights;
+mod signatures;
 mod tenant;
 mod tokens;
 mod verified;
@@ -28,7 +31,7 @@ use waybill_clock::wall_clock;
 use waybill_config::{Secret, file_permissions};
 use waybill_sasl::Verifier;
 
-pub use config::{AuthConfig, JwtConfig};
+pub use config::{AuthConfig, GroupConfig, JwtConfig};
 pub use denied::Denied;
 pub use principal::{AnotherTenant, BadTenant, Caller, Principal, Scope, Scopes, Tenants};
 pub use tenant::check_tenant;
@@ -36,6 +39,7 @@ pub use tokens::{ListedToken, NewToken};
 
 pub use bearer::bearer;
 pub use denied::DENIALS;
+pub use issuer::{Issuer, METRICS};
 pub use tokens::{check_name, check_rights, to_hex};
 
 use self::jwt::Jwt;
@@ -70,7 +74,8 @@ impl Authenticator {
         if !config.is_on() {
             return Ok(None);
         }
-        for path in [&config.tokens_file, &config.jwt.jwks_file]
+        let jwt = &config.jwt;
+        for path in [&config.tokens_file, &jwt.jwks_file, &jwt.ca_file]
             .into_iter()
             .flatten()
         {
@@ -82,8 +87,7 @@ impl Authenticator {
         {
             file_permissions::warn_if_world_readable(path, "the verifiers of logins with SCRAM");
         }
-        let jwt = config.jwt.jwks_file.clone();
-        let jwt = jwt.map(|path| Jwt::follow(path, &config.jwt)).transpose()?;
+        let jwt = Jwt::load(&config.jwt)?;
         Ok(Some(Arc::new(Self {
             tokens,
             jwt,
@@ -141,6 +145,11 @@ impl Authenticator {
     /// If the file no longer lists the token.
     pub fn holder_of(&self, token: ListedToken) -> Result<Arc<Principal>, Denied> {
         self.holder(&token.0)
+    }
+
+    /// The issuer whose keys are fetched; `None` if no keys are.
+    pub fn issuer(&self) -> Option<&Arc<Issuer>> {
+        self.jwt.as_ref()?.issuer()
     }
 
     /// Creates a token for this process itself. It is kept in memory only.

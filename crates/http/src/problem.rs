@@ -43,6 +43,8 @@ pub enum Kind {
     NestingTooDeep,
     /// The caller is not authenticated.
     Unauthenticated,
+    /// The keys that verify the token have not been fetched.
+    KeysUnavailable,
     /// The caller lacks the scope.
     InsufficientScope,
     /// The caller may access another tenant only.
@@ -103,7 +105,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -111,6 +113,7 @@ impl Kind {
         Self::DuplicateKey,
         Self::NestingTooDeep,
         Self::Unauthenticated,
+        Self::KeysUnavailable,
         Self::InsufficientScope,
         Self::AnotherTenant,
         Self::UnknownHost,
@@ -195,9 +198,16 @@ impl Kind {
                 "Authentication required",
                 "Send Authorization: Bearer TOKEN with a valid token that has not expired. The \
                  code gives the reason. Nothing was accepted."),
+            Self::KeysUnavailable => ("/problems/keys-unavailable", S::SERVICE_UNAVAILABLE,
+                "Keys of the issuer unavailable",
+                "Nothing was accepted. Send the request again after the time in Retry-After. The \
+                 server cannot fetch the keys that verify the token; its log and GET /readyz on \
+                 the admin port give the cause."),
             Self::InsufficientScope => ("/problems/insufficient-scope", S::FORBIDDEN,
                 "Insufficient scope",
-                "The detail names the scope that the request needs. Ask an administrator for a token with this scope. Nothing was accepted."),
+                "The detail names the scope that the request needs, or says that the groups of the \
+                 token give no rights. Ask an administrator for the scope, or for a group that has \
+                 it. Nothing was accepted."),
             Self::AnotherTenant => ("/problems/another-tenant", S::FORBIDDEN,
                 "The token is for another tenant",
                 "Omit the tenant: the token determines it. Nothing was accepted."),
@@ -424,7 +434,9 @@ impl Problem {
     pub fn denial(&self) -> Option<&'static str> {
         match self.kind {
             Kind::Unauthenticated => self.code,
-            Kind::InsufficientScope | Kind::AnotherTenant => Some(self.kind.name()),
+            Kind::InsufficientScope | Kind::AnotherTenant | Kind::KeysUnavailable => {
+                Some(self.kind.name())
+            }
             _ => None,
         }
     }

@@ -22,7 +22,7 @@ use waybill_config::ConfigError;
 /// How often files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The largest file that is read.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
+pub(crate) const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Why a file was refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

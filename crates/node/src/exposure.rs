@@ -198,7 +198,7 @@ fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     };
     let ways = exposed.iter().map(|listener| match listener.guard {
-        Guard::Tokens { .. } => "require tokens (auth.tokensFile, auth.jwt.jwksFile)",
+        Guard::Tokens { .. } => "require tokens (auth.tokensFile, auth.jwt)",
         Guard::None { way_out } => way_out,
     });
     let mut ways: Vec<&str> = ways.collect();

@@ -22,7 +22,7 @@ const LABELS: [(&str, &str); 20] = [
     (
         "outcome",
         "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
-         `acknowledged` or `failed`; of a span: `sent`, `dropped` because the queue was full, or `failed`",
+         `acknowledged` or `failed`; of a span: `sent`, `dropped` because the queue was full, or `failed`; of a fetch of keys: `fetched` or `failed`",
     ),
     ("partition", "the partition of the operation topics"),
     (
@@ -36,7 +36,7 @@ const LABELS: [(&str, &str); 20] = [
     (
         "reason",
         "why a request was refused: `no-token`, `invalid-token`, `expired-token`, `insufficient-scope`, \
-         `another-tenant`; which limit refused an HTTP request: `refused-stream`, `body-too-large`, `head-too-large`, \
+         `another-tenant`, `keys-unavailable`; which limit refused an HTTP request: `refused-stream`, `body-too-large`, `head-too-large`, \
          `nesting-too-deep`, `request-timeout`; why a record batch was refused: `too-large`, `expanded-too-large`, \
          `corrupt`, `unsupported`, `invalid`",
     ),
@@ -77,7 +77,7 @@ struct Section {
     metrics: Vec<&'static dyn Declared>,
 }
 
-fn sections() -> [Section; 13] {
+fn sections() -> [Section; 14] {
     let section = |title, about, metrics: Vec<&'static dyn Declared>| Section {
         title,
         about,
@@ -131,6 +131,11 @@ fn sections() -> [Section; 13] {
             disk::METRICS.to_vec(),
         ),
         section("Admin port", "With every role.", admin::METRICS.to_vec()),
+        section(
+            "Keys of an issuer",
+            "With every role, if `auth.jwt` names an issuer whose keys are fetched.",
+            waybill_http::auth::METRICS.to_vec(),
+        ),
         section(
             "HTTP connections",
             "With every role: `listener` is `admin`, `api` with the role `ingestion`, and `services` if the simulated \

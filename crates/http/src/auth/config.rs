@@ -1,14 +1,17 @@
 //! The `auth` section: who may use the API and the admin port.
 
+mod jwt;
+
 use std::path::PathBuf;
-use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use waybill_config::ConfigError;
-use waybill_units::DurationText;
 
-/// The `auth` section. Authentication is on if it names a token file or a key file.
+pub use jwt::{GroupConfig, JwtConfig};
+
+/// The `auth` section. Authentication is on if it names a token file or keys of JSON
+/// web tokens.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AuthConfig {
@@ -18,43 +21,11 @@ pub struct AuthConfig {
     pub jwt: JwtConfig,
 }
 
-/// The requirements for a JSON web token.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct JwtConfig {
-    /// The file with the public keys that sign them (a JWK set).
-    pub jwks_file: Option<PathBuf>,
-    /// The required issuer (`iss`).
-    pub issuer: Option<String>,
-    /// The required audience (`aud`).
-    pub audience: Option<String>,
-    /// The claim that names the tenant; `*` in it means all.
-    pub tenant_claim: String,
-    /// The claim with the scopes: a list, or a text with spaces between them.
-    pub scope_claim: String,
-    /// How far the issuer's clock may differ from this machine's.
-    #[serde(with = "DurationText")]
-    pub clock_skew: Duration,
-}
-
-impl Default for JwtConfig {
-    fn default() -> Self {
-        Self {
-            jwks_file: None,
-            issuer: None,
-            audience: None,
-            tenant_claim: "tenant".to_owned(),
-            scope_claim: "scope".to_owned(),
-            clock_skew: Duration::from_secs(60),
-        }
-    }
-}
-
 impl AuthConfig {
     /// Whether authentication is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.tokens_file.is_some() || self.jwt.jwks_file.is_some()
+        self.tokens_file.is_some() || self.jwt.is_on()
     }
 
     /// Checks the section.
@@ -63,48 +34,18 @@ impl AuthConfig {
     ///
     /// If a value is invalid, alone or together with others of the section.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let jwt = &self.jwt;
-        let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let (issuer, audience) = (is_set(&jwt.issuer), is_set(&jwt.audience));
-        let needed = "is required with auth.jwt.jwksFile: without it, tokens for other services \
-                      would be accepted";
-        let rules = [
-            (jwt.jwks_file.is_none() || issuer, "auth.jwt.issuer", needed),
-            (
-                jwt.jwks_file.is_none() || audience,
-                "auth.jwt.audience",
-                needed,
-            ),
-            (
-                jwt.jwks_file.is_some() || (!issuer && !audience),
-                "auth.jwt.issuer and auth.jwt.audience",
-                "require auth.jwt.jwksFile",
-            ),
-            (
-                !jwt.tenant_claim.is_empty() && !jwt.scope_claim.is_empty(),
-                "auth.jwt.tenantClaim and auth.jwt.scopeClaim",
-                "must not be empty",
-            ),
-            (
-                jwt.clock_skew <= SKEW_MAX,
-                "auth.jwt.clockSkew",
-                "must be at most 10m: expired tokens stay valid for this long",
-            ),
-        ];
-        match rules.into_iter().find(|(holds, ..)| !holds) {
-            None => Ok(()),
-            Some((_, key, problem)) => Err(ConfigError::invalid(key, problem)),
-        }
+        self.jwt.validate()
     }
 }
 
-const SKEW_MAX: Duration = Duration::from_secs(600);
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use waybill_config::testing::{Changes, assert_refused};
 
     use super::*;
+    use crate::auth::Scope;
 
     #[test]
     fn invalid_settings_are_refused_with_their_key() {
@@ -127,13 +68,118 @@ mod tests {
                 auth.jwt.audience = Some(String::new())
             }),
             ("auth.jwt.issuer and", |auth| auth.jwt.jwks_file = None),
-            ("auth.jwt.tenantClaim and", |auth| {
+            ("auth.jwt.tenantClaim, ", |auth| {
                 auth.jwt.scope_claim.clear()
+            }),
+            ("auth.jwt.tenantClaim, ", |auth| {
+                auth.jwt.groups_claim.clear()
             }),
             ("auth.jwt.clockSkew", |auth| {
                 auth.jwt.clock_skew = Duration::from_secs(601)
             }),
         ];
         assert_refused(&good, AuthConfig::validate, changes);
+    }
+
+    #[test]
+    fn invalid_sources_of_keys_are_refused_with_their_key() {
+        let good = AuthConfig {
+            jwt: JwtConfig {
+                discovery: true,
+                issuer: Some("https://id.example".to_owned()),
+                audience: Some("waybill".to_owned()),
+                ..JwtConfig::default()
+            },
+            ..AuthConfig::default()
+        };
+        assert!(good.is_on());
+        let mut by_url = good.clone();
+        by_url.jwt.discovery = false;
+        by_url.jwt.jwks_url = Some("http://127.0.0.1:8080/keys".to_owned());
+        by_url.validate().unwrap();
+        let changes: Changes<'_, AuthConfig> = &[
+            ("auth.jwt.jwksFile, auth.jwt.jwksUrl and", |auth| {
+                auth.jwt.jwks_file = Some("keys.json".into());
+            }),
+            ("auth.jwt.jwksFile, auth.jwt.jwksUrl and", |auth| {
+                auth.jwt.jwks_url = Some("https://id.example/keys".to_owned());
+            }),
+            ("auth.jwt.issuer is required", |auth| auth.jwt.issuer = None),
+            ("auth.jwt.audience is required", |auth| {
+                auth.jwt.audience = None
+            }),
+            ("auth.jwt.issuer must begin with https://", |auth| {
+                auth.jwt.issuer = Some("http://id.example".to_owned());
+            }),
+            ("auth.jwt.jwksUrl must begin with https://", |auth| {
+                auth.jwt.discovery = false;
+                auth.jwt.jwks_url = Some("http://id.example/keys".to_owned());
+            }),
+            ("auth.jwt.caFile requires", |auth| {
+                auth.jwt.discovery = false;
+                auth.jwt.jwks_file = Some("keys.json".into());
+                auth.jwt.ca_file = Some("ca.pem".into());
+            }),
+            ("auth.jwt.refreshInterval is 0s", |auth| {
+                auth.jwt.refresh_interval = Duration::ZERO;
+            }),
+            ("auth.jwt.refreshIntervalMin is 0s", |auth| {
+                auth.jwt.refresh_interval_min = Duration::ZERO;
+            }),
+            ("auth.jwt.refreshIntervalMin is 10m", |auth| {
+                auth.jwt.refresh_interval_min = Duration::from_secs(600);
+            }),
+            ("auth.jwt.keysMaxAge is 1m", |auth| {
+                auth.jwt.keys_max_age = Duration::from_secs(60);
+            }),
+            ("auth.jwt.requestTimeout is 1ms", |auth| {
+                auth.jwt.request_timeout = Duration::from_millis(1);
+            }),
+        ];
+        assert_refused(&good, AuthConfig::validate, changes);
+    }
+
+    #[test]
+    fn invalid_groups_are_refused_with_their_name() {
+        let group = |scopes: &[Scope], tenant: Option<&str>| GroupConfig {
+            scopes: scopes.to_vec(),
+            tenant: tenant.map(str::to_owned),
+        };
+        let refused = |group: GroupConfig| {
+            let mut auth = AuthConfig::default();
+            auth.jwt.jwks_file = Some("keys.json".into());
+            auth.jwt.issuer = Some("https://id.example".to_owned());
+            auth.jwt.audience = Some("waybill".to_owned());
+            auth.jwt.groups.insert("operators".to_owned(), group);
+            auth.validate().map_err(|error| error.to_string())
+        };
+        for good in [
+            group(&[Scope::Read], None),
+            group(&[Scope::Read], Some("acme")),
+            group(&Scope::ALL, Some("*")),
+        ] {
+            assert_eq!(refused(good), Ok(()));
+        }
+        for (bad, expected) in [
+            (group(&[], Some("*")), "scopes must not be empty"),
+            (group(&[Scope::Read], Some("")), "tenant must name a tenant"),
+            (group(&[Scope::Read], Some(" a")), "tenant must be"),
+            (group(&[Scope::Admin], Some("acme")), "for all tenants"),
+        ] {
+            let refused = refused(bad).unwrap_err();
+            assert!(
+                refused.starts_with("auth.jwt.groups.operators: "),
+                "{refused}"
+            );
+            assert!(refused.contains(expected), "{refused}");
+        }
+        let mut without_keys = AuthConfig::default();
+        let readers = group(&[Scope::Read], None);
+        without_keys
+            .jwt
+            .groups
+            .insert("readers".to_owned(), readers);
+        let refused = without_keys.validate().unwrap_err().to_string();
+        assert!(refused.starts_with("auth.jwt.groups require"), "{refused}");
     }
 }

@@ -12,17 +12,22 @@ pub enum Denied {
     BadToken(&'static str),
     /// The token has expired.
     Expired,
+    /// The token is a JWT, and the keys of its issuer have not been fetched.
+    NoKeys,
+    /// The groups of the token give no rights, and why.
+    Groups(&'static str),
     /// The caller lacks this scope.
     Scope(Scope),
 }
 
-/// The codes of 401 and the scope names of 403, by which denials are counted. They are stable.
-pub const DENIALS: [&str; 5] = [
+/// The codes of 401 and the problems of 403 and 503, by which denials are counted. They are stable.
+pub const DENIALS: [&str; 6] = [
     NO_TOKEN,
     BAD_TOKEN,
     EXPIRED,
     "insufficient-scope",
     "another-tenant",
+    "keys-unavailable",
 ];
 const NO_TOKEN: &str = "no-token";
 const BAD_TOKEN: &str = "invalid-token";
@@ -63,6 +68,14 @@ impl From<Denied> for Problem {
             }
             Denied::BadToken(detail) => unknown(detail, BAD_TOKEN, INVALID),
             Denied::Expired => unknown("The token has expired.", EXPIRED, INVALID),
+            Denied::NoKeys => {
+                let detail = "The keys of the token's issuer have not been fetched.";
+                Self::new(Kind::KeysUnavailable, detail)
+            }
+            Denied::Groups(detail) => {
+                const NO_RIGHTS: &str = "Bearer realm=\"waybill\", error=\"insufficient_scope\"";
+                Self::new(Kind::InsufficientScope, detail).with_challenge(NO_RIGHTS)
+            }
             Denied::Scope(scope) => {
                 let (detail, challenge) = match scope {
                     Scope::Submit => of_scope!("submit"),

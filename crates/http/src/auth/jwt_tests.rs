@@ -8,7 +8,7 @@ use openssl::rsa::{Padding, Rsa};
 use openssl::sign::{RsaPssSaltlen, Signer};
 use serde_json::json;
 
-use super::super::hash_of;
+use super::super::{Scope, Tenants, hash_of};
 use super::*;
 
 const NOW: i64 = 1_900_000_000;
@@ -28,7 +28,7 @@ struct Signing {
 impl Signing {
     fn rsa(name: &'static str, id: &'static str, bits: u32) -> Self {
         Self {
-            algorithm: Algorithm::named(name).unwrap(),
+            algorithm: name.parse().unwrap(),
             name,
             id,
             key: PKey::from_rsa(Rsa::generate(bits).unwrap()).unwrap(),
@@ -38,7 +38,7 @@ impl Signing {
     fn p256(id: &'static str) -> Self {
         let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
         Self {
-            algorithm: Algorithm::Es256,
+            algorithm: Algorithm::ES256,
             name: "ES256",
             id,
             key: PKey::from_ec_key(EcKey::generate(&group).unwrap()).unwrap(),
@@ -47,7 +47,7 @@ impl Signing {
 
     fn ed25519(id: &'static str) -> Self {
         Self {
-            algorithm: Algorithm::EdDsa,
+            algorithm: Algorithm::EdDSA,
             name: "EdDSA",
             id,
             key: PKey::generate_ed25519().unwrap(),
@@ -56,12 +56,12 @@ impl Signing {
 
     fn jwk(&self) -> Value {
         match self.algorithm {
-            Algorithm::Rs256 | Algorithm::Ps256 => {
+            Algorithm::RS256 | Algorithm::PS256 => {
                 let rsa = self.key.rsa().unwrap();
                 json!({"kty": "RSA", "kid": self.id, "alg": self.name, "use": "sig",
                     "n": encoded(&rsa.n().to_vec()), "e": encoded(&rsa.e().to_vec())})
             }
-            Algorithm::Es256 => {
+            Algorithm::ES256 => {
                 let key = self.key.ec_key().unwrap();
                 let (mut x, mut y) = (BigNum::new().unwrap(), BigNum::new().unwrap());
                 let mut context = BigNumContext::new().unwrap();
@@ -71,7 +71,7 @@ impl Signing {
                 let [x, y] = [x, y].map(|number| encoded(&number.to_vec_padded(32).unwrap()));
                 json!({"kty": "EC", "crv": "P-256", "kid": self.id, "x": x, "y": y})
             }
-            Algorithm::EdDsa => {
+            _ => {
                 let x = encoded(&self.key.raw_public_key().unwrap());
                 json!({"kty": "OKP", "crv": "Ed25519", "kid": self.id, "x": x})
             }
@@ -81,11 +81,11 @@ impl Signing {
     fn sign(&self, signed: &[u8]) -> Vec<u8> {
         let sha256 = MessageDigest::sha256();
         match self.algorithm {
-            Algorithm::Rs256 => {
+            Algorithm::RS256 => {
                 let mut signer = Signer::new(sha256, &self.key).unwrap();
                 signer.sign_oneshot_to_vec(signed).unwrap()
             }
-            Algorithm::Ps256 => {
+            Algorithm::PS256 => {
                 let mut signer = Signer::new(sha256, &self.key).unwrap();
                 signer.set_rsa_padding(Padding::PKCS1_PSS).unwrap();
                 signer
@@ -93,7 +93,7 @@ impl Signing {
                     .unwrap();
                 signer.sign_oneshot_to_vec(signed).unwrap()
             }
-            Algorithm::Es256 => {
+            Algorithm::ES256 => {
                 let mut signer = Signer::new(sha256, &self.key).unwrap();
                 let der = signer.sign_oneshot_to_vec(signed).unwrap();
                 let signature = EcdsaSig::from_der(&der).unwrap();
@@ -101,7 +101,7 @@ impl Signing {
                     [signature.r(), signature.s()].map(|number| number.to_vec_padded(32).unwrap());
                 [r, s].concat()
             }
-            Algorithm::EdDsa => {
+            _ => {
                 let mut signer = Signer::new_without_digest(&self.key).unwrap();
                 signer.sign_oneshot_to_vec(signed).unwrap()
             }
@@ -143,11 +143,12 @@ fn of_set(set: &Value) -> Result<Jwt, FileRefused> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), set.to_string()).unwrap();
     let config = JwtConfig {
+        jwks_file: Some(file.path().to_owned()),
         issuer: Some("https://id.example".to_owned()),
         audience: Some("waybill".to_owned()),
         ..JwtConfig::default()
     };
-    Jwt::follow(file.path().to_owned(), &config)
+    Jwt::load(&config).map(Option::unwrap)
 }
 
 fn at(jwt: &Jwt, token: &str, seconds: i64) -> Result<Arc<Principal>, Denied> {
@@ -191,8 +192,8 @@ fn every_algorithm_that_is_known_is_verified_by_its_own_key() {
         // The same claims, signed by another key.
         let other = Signing {
             key: match key.algorithm {
-                Algorithm::Es256 => Signing::p256("x").key,
-                Algorithm::EdDsa => Signing::ed25519("x").key,
+                Algorithm::ES256 => Signing::p256("x").key,
+                Algorithm::EdDSA => Signing::ed25519("x").key,
                 _ => Signing::rsa(key.name, "x", 2_048).key,
             },
             ..*key
@@ -233,7 +234,7 @@ fn a_token_does_not_choose_how_it_is_verified() {
     assert!(refused(&jwt, &signed[1]).starts_with("No key"));
     // A key that is restricted to one algorithm verifies no other algorithm of the same key type.
     let pss = Signing {
-        algorithm: Algorithm::Ps256,
+        algorithm: Algorithm::PS256,
         name: "PS256",
         ..key
     };
@@ -249,8 +250,10 @@ fn claims_must_match_the_configuration() {
     let cases = [
         (with("iss", json!("https://else.example")), "another issuer"),
         (with("iss", json!(null)), "another issuer"),
+        (with("iss", json!(["https://id.example"])), "another issuer"),
         (with("aud", json!("else")), "another audience"),
         (with("aud", json!(["else"])), "another audience"),
+        (with("aud", json!({"waybill": 1})), "another audience"),
         (with("aud", json!(null)), "another audience"),
         (with("exp", json!(null)), "times"),
         (with("exp", json!("soon")), "times"),
@@ -297,11 +300,12 @@ fn a_verified_token_is_refused_once_its_key_is_removed() {
     let set = |key: &Signing| json!({"keys": [key.jwk()]}).to_string();
     std::fs::write(file.path(), set(&old)).unwrap();
     let config = JwtConfig {
+        jwks_file: Some(file.path().to_owned()),
         issuer: Some("https://id.example".to_owned()),
         audience: Some("waybill".to_owned()),
         ..JwtConfig::default()
     };
-    let jwt = Jwt::follow(file.path().to_owned(), &config).unwrap();
+    let jwt = Jwt::load(&config).unwrap().unwrap();
     let [by_old, by_new] = [&old, &new].map(|key| key.token(&claims()));
     assert!(at(&jwt, &by_old, NOW).is_ok() && at(&jwt, &by_new, NOW).is_err());
     std::fs::write(file.path(), set(&new)).unwrap();
@@ -339,6 +343,67 @@ fn texts_that_are_not_tokens_are_refused() {
 }
 
 #[test]
+fn a_signed_token_that_parsers_read_differently_is_refused() {
+    let key = Signing::ed25519("one");
+    let jwt = jwt(&[&key]);
+    let signed = |header: &str, claims: &str| {
+        let signed = [header, claims]
+            .map(|part| encoded(part.as_bytes()))
+            .join(".");
+        let signature = encoded(&key.sign(signed.as_bytes()));
+        format!("{signed}.{signature}")
+    };
+    let header = r#"{"alg":"EdDSA","kid":"one"}"#;
+    let text = claims().to_string();
+    assert!(at(&jwt, &signed(header, &text), NOW).is_ok());
+    let begins = |member: &str, of: &str| of.replacen('{', &format!("{{{member},"), 1);
+    let deep = format!(r#""x":{}1{}"#, "[".repeat(40), "]".repeat(40));
+    for (header, claims) in [
+        (begins(r#""alg":"none""#, header), text.clone()),
+        (begins(r#""kid":"two""#, header), text.clone()),
+        (begins(r#""x":1,"x":2"#, header), text.clone()),
+        (begins(r#""b64":false"#, header), text.clone()),
+        (begins(&deep, header), text.clone()),
+        (header.to_owned(), begins(r#""tenant":"*""#, &text)),
+        (header.to_owned(), begins(r#""\u0074enant":"*""#, &text)),
+        (header.to_owned(), begins(r#""x":{"y":1,"y":2}"#, &text)),
+        (header.to_owned(), begins(&deep, &text)),
+        (header.to_owned(), text.clone() + "{}"),
+    ] {
+        let token = signed(&header, &claims);
+        assert_eq!(
+            refused(&jwt, &token),
+            "The token is not a JWT.",
+            "{header} {claims}"
+        );
+    }
+}
+
+#[test]
+fn a_key_that_the_token_brings_along_verifies_nothing() {
+    let key = Signing::p256("one");
+    let other = Signing::p256("one");
+    let jwt = jwt(&[&key]);
+    let header = json!({"alg": "ES256", "jwk": other.jwk(), "jku": "https://else.example/keys"});
+    let refusal = refused(&jwt, &other.token_with(&header, &claims()));
+    assert!(refusal.starts_with("No key"), "{refusal}");
+    // A signature in DER, which the standard does not allow, and one of the wrong length.
+    let token = key.token(&claims());
+    let (signed, signature) = token.rsplit_once('.').unwrap();
+    let raw = URL_SAFE_NO_PAD.decode(signature).unwrap();
+    let [r, s] = [&raw[..32], &raw[32..]].map(|part| BigNum::from_slice(part).unwrap());
+    let der = EcdsaSig::from_private_components(r, s).unwrap();
+    for wrong in [
+        der.to_der().unwrap(),
+        [&raw[..], &[0]].concat(),
+        vec![0; 64],
+    ] {
+        let refusal = refused(&jwt, &format!("{signed}.{}", encoded(&wrong)));
+        assert!(refusal.starts_with("No key"), "{refusal}");
+    }
+}
+
+#[test]
 fn an_invalid_key_set_is_refused_with_its_position() {
     let good = Signing::ed25519("one").jwk();
     let key = |name: &str, value: Value| {
@@ -363,7 +428,7 @@ fn an_invalid_key_set_is_refused_with_its_position() {
         (json!([off_curve]), "key 1: cannot be used"),
         (
             json!([key("x", json!("a+b"))]),
-            "key 1: x must be base64url",
+            "key 1: cannot be used: Base64 error",
         ),
         (
             json!([key("alg", json!("RS256"))]),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use waybill_engine::Timestamp;
 
-use super::{Principal, TokenHash};
+use super::{Denied, Principal, TokenHash};
 
 /// How many tokens a half holds.
 const HALF_MAX: usize = 5_000;
@@ -16,7 +16,8 @@ const HALF_MAX: usize = 5_000;
 /// A verified token, and the time for which it is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Good {
-    pub(super) principal: Arc<Principal>,
+    /// The principal, or why the claims give no rights.
+    pub(super) principal: Result<Arc<Principal>, Denied>,
     /// The token is not valid before this time.
     pub(super) from: Timestamp,
     /// The token is no longer valid from this time on.
@@ -56,12 +57,12 @@ mod tests {
     #[test]
     fn the_cache_stays_within_its_bound_and_keeps_used_entries() {
         let good = Good {
-            principal: Arc::new(Principal {
+            principal: Ok(Arc::new(Principal {
                 name: "a".into(),
                 scopes: Scopes::default(),
                 tenants: Tenants::All,
                 agents: Arc::default(),
-            }),
+            })),
             from: Timestamp(0),
             until: Timestamp(1),
         };

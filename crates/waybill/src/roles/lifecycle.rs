@@ -1,6 +1,7 @@
 //! The lifetime of a process with roles: ordered start, readiness, and ordered shutdown.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use waybill_config::Environment;
@@ -87,6 +88,12 @@ async fn live(
             let listen = config.admin.listen;
             format!("cannot bind the admin address {listen} (--admin; another Waybill may run)")
         })?;
+        if let Some(issuer) = auth.authenticator().and_then(|known| known.issuer()) {
+            let issuer = Arc::clone(issuer);
+            running.spawn(Stage::Admin, "keys of the issuer", |stop| {
+                issuer.follow(&admin.readiness, stop)
+            });
+        }
         let reload = move || {
             auth.reload();
             tls.reload();

@@ -7,22 +7,34 @@ use openssl::sign::Signer;
 use serde_json::{Value, json};
 
 /// A key that signs with EdDSA.
-pub struct Signing(PKey<Private>);
+#[derive(Clone)]
+pub struct Signing {
+    id: String,
+    key: PKey<Private>,
+}
 
 impl Signing {
     pub fn new() -> Self {
-        Self(PKey::generate_ed25519().unwrap())
+        Self::named("one")
+    }
+
+    /// A key with this ID.
+    pub fn named(id: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            key: PKey::generate_ed25519().unwrap(),
+        }
     }
 
     /// The key set with its public half.
     pub fn set(&self) -> String {
-        let x = URL_SAFE_NO_PAD.encode(self.0.raw_public_key().unwrap());
-        json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "one", "x": x}]}).to_string()
+        let x = URL_SAFE_NO_PAD.encode(self.key.raw_public_key().unwrap());
+        json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": self.id, "x": x}]}).to_string()
     }
 
     pub fn token(&self, claims: &Value) -> String {
-        let signed = signed(&json!({"alg": "EdDSA", "kid": "one"}), claims);
-        let mut signer = Signer::new_without_digest(&self.0).unwrap();
+        let signed = signed(&json!({"alg": "EdDSA", "kid": self.id}), claims);
+        let mut signer = Signer::new_without_digest(&self.key).unwrap();
         let signature = signer.sign_oneshot_to_vec(signed.as_bytes()).unwrap();
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }

@@ -1,7 +1,9 @@
 //! The whole program with TLS and tokens: its listeners, its commands, and its output.
 
 mod broker;
+mod identity_provider;
 mod jwt;
+mod oidc;
 mod program;
 
 use std::time::Duration;

@@ -182,6 +182,12 @@ impl Site {
         self.configure();
     }
 
+    /// Accepts JSON web tokens by these settings.
+    pub fn take_jwts_by(&mut self, settings: &str) {
+        self.jwt = format!(", jwt: {{{settings}}}");
+        self.configure();
+    }
+
     /// A client that trusts only the program's certificate.
     pub fn client(&self) -> Client {
         let pem = self.certificate.x509.to_pem().unwrap();
