@@ -9,6 +9,9 @@
 //! What must hold: from the moment when a request with a caller's id is passed to the producer
 //! until it is forgotten, every other request with that id gets its outcome. The outcome moves from
 //! the requests in flight to the accepted ones under one lock.
+//!
+//! Not quick_cache or moka: their locks do not cover the requests in flight, and they may evict a
+//! request that was accepted just now, whose row is the one that does not exist yet.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
