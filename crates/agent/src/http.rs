@@ -28,6 +28,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout_at};
 use waybill_config::FileError;
 use waybill_engine::{Action, Outcome, murmur2};
+use waybill_units::backoff;
 
 pub use check::NeededInputs;
 pub use config::{
@@ -316,16 +317,11 @@ impl HttpAgent {
     /// The wait before a retry: a random part, at least half, of the backoff, which doubles with
     /// each retry; at least the time that the service asks for.
     fn delay(&self, retry: u32, key: &str, asked: Option<Duration>) -> Duration {
-        let backoff = self
-            .retries
-            .backoff
-            .saturating_mul(2_u32.saturating_pow(retry))
-            .min(self.retries.delay_max);
         // The key spreads operations over the interval, without a random source.
         let spread = f64::from(murmur2(key.as_bytes()) ^ retry) / f64::from(u32::MAX);
-        backoff
-            .mul_f64(0.5 + spread / 2.0)
-            .max(asked.unwrap_or_default())
+        let Self { retries, .. } = self;
+        let wait = backoff(retries.backoff, retries.delay_max, retry, spread);
+        wait.max(asked.unwrap_or_default())
     }
 
     /// Sends one request of an attempt, and judges the answer, within the remaining time.

@@ -89,10 +89,7 @@ impl AlertsConfig {
             let key = |key: &str| format!("alerts.receivers.{name}.{key}");
             match receiver {
                 ReceiverConfig::Webhook(webhook) => webhook.read_files(files, &key("webhook"))?,
-                ReceiverConfig::Email(email) => {
-                    let password = key("email.password");
-                    files.read_secret(&mut email.password, &mut email.password_file, &password)?;
-                }
+                ReceiverConfig::Email(email) => email.smtp.read_files(files, &key("email.smtp"))?,
             }
         }
         self.owners.read_files(files)
@@ -190,6 +187,18 @@ impl WebhookConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EmailConfig {
+    /// How they are sent.
+    pub smtp: SmtpConfig,
+    /// The addresses.
+    pub to: Vec<String>,
+}
+
+// Not flattened into the sections around it: serde does not support this with
+// `deny_unknown_fields`, and buffers flattened values, so that errors would not name their lines.
+/// An SMTP server, the login there, and the sender of the e-mails.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SmtpConfig {
     /// The SMTP server.
     pub host: String,
     /// Its port; `null` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
@@ -212,8 +221,14 @@ pub struct EmailConfig {
     pub password_file: Option<PathBuf>,
     /// The sender: `waybill@example.com`, or `Waybill <waybill@example.com>`.
     pub from: String,
-    /// The addresses.
-    pub to: Vec<String>,
+}
+
+impl SmtpConfig {
+    /// Reads the password from its file, for the section at `place`.
+    fn read_files(&mut self, files: &mut SecretFiles, place: &str) -> Result<(), ConfigError> {
+        let key = format!("{place}.password");
+        files.read_secret(&mut self.password, &mut self.password_file, &key)
+    }
 }
 
 /// How a connection to an SMTP server is protected.

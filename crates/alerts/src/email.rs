@@ -25,7 +25,7 @@ use super::ReceiverError;
 use super::alert::{AlertError, Message, clip};
 use super::failure::Failure;
 use super::trust::read_certificates;
-use crate::config::{EmailConfig, EmailTls};
+use crate::config::{EmailConfig, EmailTls, SmtpConfig};
 
 /// The maximum length of a subject, in bytes: mail programs show less of it.
 pub(super) const SUBJECT_BYTES_MAX: usize = 160;
@@ -43,13 +43,11 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct Email {
     server: Server,
     timeout: Duration,
-    from: Mailbox,
     to: Vec<Mailbox>,
 }
 
 impl Email {
     pub(super) fn new(config: &EmailConfig, timeout: Duration) -> Result<Self, ReceiverError> {
-        let from = read_mailbox("from", &config.from)?;
         if !(1..=ADDRESSES_MAX).contains(&config.to.len()) {
             let problem = format!("must name 1 to {ADDRESSES_MAX} addresses");
             return Err(ReceiverError::new("to", problem));
@@ -57,9 +55,8 @@ impl Email {
         let to = config.to.iter();
         let to = to.map(|address| read_mailbox("to", address));
         Ok(Self {
-            server: Server::new(config)?,
+            server: Server::new(&config.smtp).map_err(|error| error.below("smtp"))?,
             timeout,
-            from,
             to: to.collect::<Result<_, _>>()?,
         })
     }
@@ -72,7 +69,7 @@ impl Email {
             email: self,
             left: self.to.iter().map(|mailbox| &mailbox.email).collect(),
             was_taken: false,
-            bytes: write_email(&self.from, &self.to, subject, id, text(message))?,
+            bytes: write_email(&self.server.from, &self.to, subject, id, text(message))?,
         })
     }
 }
@@ -152,9 +149,8 @@ impl EmailDelivery<'_> {
 
     async fn write_to(&self, address: &Address) -> Result<(), Unwritten> {
         let email = self.email;
-        let envelope = Envelope::new(Some(email.from.email.clone()), vec![address.clone()])
-            .expect("there is an address");
         let server = &email.server;
+        let envelope = server.envelope_to(address.clone());
         server.send(&envelope, &self.bytes, email.timeout).await
     }
 }
@@ -198,12 +194,13 @@ impl Unwritten {
     }
 }
 
-/// The SMTP server, and how to connect to it.
+/// The SMTP server, how to connect to it, and the sender of what it gets.
 pub(super) struct Server {
     host: String,
     port: u16,
     security: Security,
     credentials: Option<Credentials>,
+    pub(super) from: Mailbox,
 }
 
 enum Security {
@@ -213,7 +210,7 @@ enum Security {
 }
 
 impl Server {
-    pub(super) fn new(config: &EmailConfig) -> Result<Self, ReceiverError> {
+    pub(super) fn new(config: &SmtpConfig) -> Result<Self, ReceiverError> {
         let host = config.host.clone();
         if host.is_empty() {
             return Err(ReceiverError::new("host", "must not be empty"));
@@ -237,8 +234,14 @@ impl Server {
             port: config.port.unwrap_or(usual_port),
             security,
             credentials: credentials(config)?,
+            from: read_mailbox("from", &config.from)?,
             host,
         })
+    }
+
+    /// The envelope of an e-mail to one address.
+    pub(super) fn envelope_to(&self, address: Address) -> Envelope {
+        Envelope::new(Some(self.from.email.clone()), vec![address]).expect("there is an address")
     }
 
     /// Sends an e-mail within `timeout`.
@@ -290,7 +293,7 @@ impl Server {
     }
 }
 
-fn credentials(config: &EmailConfig) -> Result<Option<Credentials>, ReceiverError> {
+fn credentials(config: &SmtpConfig) -> Result<Option<Credentials>, ReceiverError> {
     let refuse = |key, problem| Err(ReceiverError::new(key, problem));
     match (&config.user, &config.password) {
         (None, None) => Ok(None),
@@ -312,7 +315,7 @@ fn is_this_machine(host: &str) -> bool {
     host == "localhost" || address.is_some_and(|address| address.is_loopback())
 }
 
-pub(super) fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverError> {
+fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverError> {
     text.parse().map_err(|error| {
         let problem = format!("contains {text:?}, which is not an e-mail address: {error}");
         ReceiverError::new(key, problem)
@@ -349,15 +352,16 @@ fn text(message: &Message) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use waybill_config::Secret;
     use waybill_config::testing::{Changes, assert_refused};
 
     use super::super::alert::tests::alert;
     use super::*;
 
-    fn config() -> EmailConfig {
-        EmailConfig {
+    /// A server without a login.
+    pub fn smtp() -> SmtpConfig {
+        SmtpConfig {
             host: "mail.example".to_owned(),
             port: None,
             tls: EmailTls::None,
@@ -366,6 +370,12 @@ mod tests {
             password: None,
             password_file: None,
             from: "Waybill <waybill@example.com>".to_owned(),
+        }
+    }
+
+    fn config() -> EmailConfig {
+        EmailConfig {
+            smtp: smtp(),
             to: vec![
                 "ops@example.com".to_owned(),
                 "Ada <ada@example.com>".to_owned(),
@@ -434,19 +444,19 @@ mod tests {
     fn invalid_values_are_refused_by_key() {
         let check = |config: &EmailConfig| Email::new(config, Duration::from_secs(1)).map(drop);
         let changes: Changes<'_, EmailConfig> = &[
-            ("from contains", |c| c.from = "nobody".to_owned()),
+            ("smtp.from contains", |c| c.smtp.from = "nobody".to_owned()),
             ("to must name", |c| c.to.clear()),
             ("to contains", |c| c.to.push("a@b@c".to_owned())),
-            ("host must not", |c| c.host.clear()),
-            ("user is required", |c| {
-                c.password = Some(Secret::from("hunter2"))
+            ("smtp.host must not", |c| c.smtp.host.clear()),
+            ("smtp.user is required", |c| {
+                c.smtp.password = Some(Secret::from("hunter2"))
             }),
-            ("password is required", |c| {
-                c.user = Some("waybill".to_owned())
+            ("smtp.password is required", |c| {
+                c.smtp.user = Some("waybill".to_owned())
             }),
-            ("password would be sent unencrypted", |c| {
-                c.user = Some("waybill".to_owned());
-                c.password = Some(Secret::from("hunter2"));
+            ("smtp.password would be sent unencrypted", |c| {
+                c.smtp.user = Some("waybill".to_owned());
+                c.smtp.password = Some(Secret::from("hunter2"));
             }),
         ];
         let errors = assert_refused(&config(), check, changes);

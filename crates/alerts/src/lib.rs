@@ -41,7 +41,7 @@ mod worker;
 pub use alert::{Alert, AlertError};
 pub use config::{
     AlertsConfig, EmailConfig, EmailTls, OwnerEmailConfig, OwnersConfig, ReceiverConfig,
-    WebhookConfig,
+    SmtpConfig, WebhookConfig,
 };
 pub use follow::{AlertSource, Follower, followers};
 pub use metrics::METRICS;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+use waybill_units::backoff;
 
 use super::alert::Message;
 use super::channel::{Attempt, Channel};
@@ -94,14 +95,12 @@ impl Retries {
     /// The wait after an attempt: the backoff, doubled each time, with jitter between half and all
     /// of it; at least what the receiver asks for, within its own limit.
     fn wait(&self, attempt: u32, asked: Option<Duration>, id: Uuid) -> Duration {
-        let doubled = 2_u32.saturating_pow(attempt - 1);
-        let backoff = self.backoff.saturating_mul(doubled).min(self.backoff_max);
         // The ids of events, whose last bits are random, spread processes that alert at the same
         // time; no other source of randomness is needed.
         let [.., high, low] = *id.as_bytes();
         let spread = f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX);
         let asked = asked.unwrap_or_default().min(self.retry_after_max);
-        backoff.mul_f64(0.5 + spread / 2.0).max(asked)
+        backoff(self.backoff, self.backoff_max, attempt - 1, spread).max(asked)
     }
 }
 

@@ -9,7 +9,7 @@
 //!   snapshot of the log is taken after the backup was requested.
 //! * **It delays no work for long.** Only the snapshots pause commits; reading does not. A client
 //!   that requests a backup and does not read it loses it.
-//! * **A backup is complete or invalid.** It ends with a hash over all other bytes (`file`), and
+//! * **A backup is complete or invalid.** It ends with a manifest of its content (`file`), and
 //!   restored data gets its final name once all of it is on disk (`restore`).
 //!
 //! Deliberately absent: the ledger of the simulated services. They represent external services,
@@ -19,7 +19,7 @@ mod file;
 mod restore;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -29,10 +29,11 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use waybill_broker::{CopyError, Logs, LogsSnapshot};
+use waybill_broker::{CopyError, Logs, LogsSnapshot, Segment};
 use waybill_engine::Timestamp;
 use waybill_store::{EmbeddedSnapshot, EmbeddedStore, OpenStore, StoreError};
 
+use file::Database;
 pub use file::{Contents, FileError, check};
 pub use restore::{RestoreError, Restored, lost_operations, restore};
 
@@ -163,27 +164,36 @@ fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
     for entry in noted.store.entries() {
         let entry = entry.map_err(io::Error::other)?;
         contents.operations += u64::from(EmbeddedSnapshot::is_operation(&entry));
-        file.store_entry(entry.table, &entry.key, &entry.value)?;
+        file.entry(Database::Store, entry.table, &entry.key, &entry.value)?;
     }
     for entry in noted.logs.meta() {
         let (table, key, value) = entry.map_err(io::Error::other)?;
-        file.broker_entry(table, &key, &value)?;
+        file.entry(Database::Broker, table, &key, &value)?;
     }
-    let mut buffer = vec![0; PIECE_BYTES];
     for segment in noted.logs.segments() {
         segment.verify().map_err(io::Error::other)?;
-        file.segment(&segment.topic, segment.partition, segment.base)?;
-        let mut at = 0;
-        while at < segment.bytes {
-            let left = usize::try_from(segment.bytes - at).unwrap_or(usize::MAX);
-            let piece = &mut buffer[..left.min(PIECE_BYTES)];
-            segment.read(at, piece)?;
-            file.log_bytes(piece)?;
-            at += piece.len() as u64;
-        }
+        let name = (&*segment.topic, segment.partition, segment.base);
+        let content = BufReader::with_capacity(PIECE_BYTES, SegmentReader { segment, at: 0 });
+        file.segment(name, segment.bytes, content)?;
     }
     file.finish(contents)?;
     Ok(contents)
+}
+
+/// Reads a segment from its start.
+struct SegmentReader<'a> {
+    segment: &'a Segment,
+    at: u64,
+}
+
+impl Read for SegmentReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.segment.bytes - self.at).unwrap_or(usize::MAX);
+        let read = left.min(buffer.len());
+        self.segment.read(self.at, &mut buffer[..read])?;
+        self.at += read as u64;
+        Ok(read)
+    }
 }
 
 /// The name until the content is complete: next to `path`, even if that ends in a slash or is `.`.

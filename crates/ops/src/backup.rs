@@ -93,7 +93,8 @@ impl RestoreArgs {
     ///
     /// If the backup is incomplete, the directory is not empty, or it cannot be written.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
-        let Restored { contents, lost } = backup::restore(&self.file, &config.data_dir)?;
+        let Restored { contents, lost } = backup::restore(&self.file, &config.data_dir)
+            .with_context(|| format!("cannot restore {}", self.file.display()))?;
         let mut summary = summary(&config.data_dir, contents);
         if lost > 0 {
             summary += &format!(

@@ -17,6 +17,7 @@ mod broker;
 mod broker_login;
 mod broker_ready;
 mod capacity;
+mod color;
 mod connection;
 mod credentials;
 mod dead_letter_topics;

@@ -8,6 +8,8 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Width};
 use terminal_size::terminal_size_of;
 use waybill_telemetry::visible::escaped;
 
+use crate::color::{Tone, painted};
+
 /// The gap between two columns.
 const GAP: u16 = 1;
 /// A cell is broken into lines of at least this width.
@@ -25,6 +27,8 @@ pub(crate) struct Column {
     /// Of the columns that do not fit on a terminal, the one with the highest rank is hidden first;
     /// one of rank 0 never is.
     pub(crate) rank: u8,
+    /// Whether its cells are states, which may have colors.
+    pub(crate) has_states: bool,
 }
 
 impl Column {
@@ -35,16 +39,23 @@ impl Column {
             width,
             may_break: true,
             rank: 0,
+            has_states: false,
         }
     }
 
     /// A column whose cells are never broken into lines.
     pub(crate) const fn whole(name: &'static str, width: u16) -> Self {
         Self {
-            name,
-            width,
             may_break: false,
-            rank: 0,
+            ..Self::new(name, width)
+        }
+    }
+
+    /// A column of states, which are never broken into lines.
+    pub(crate) const fn of_states(name: &'static str, width: u16) -> Self {
+        Self {
+            has_states: true,
+            ..Self::whole(name, width)
         }
     }
 
@@ -77,6 +88,7 @@ fn left_out_notice(columns: &[&str]) -> String {
 pub(crate) struct Table<'a> {
     columns: &'a [Column],
     terminal_width: Option<u16>,
+    is_colored: bool,
     table: comfy_table::Table,
 }
 
@@ -92,8 +104,14 @@ impl<'a> Table<'a> {
         Self {
             columns,
             terminal_width,
+            is_colored: false,
             table,
         }
+    }
+
+    /// The table with or without colors of states.
+    pub(crate) fn colored(self, is_colored: bool) -> Self {
+        Self { is_colored, ..self }
     }
 
     /// Begins the table with the names of its columns.
@@ -105,7 +123,13 @@ impl<'a> Table<'a> {
 
     /// Adds a row: a cell for each column. Control characters are shown as escapes.
     pub(crate) fn add<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        let cells = cells.into_iter().map(|cell| escaped(cell.as_ref()));
+        let cells = cells.into_iter().zip(self.columns).map(|(cell, column)| {
+            let cell = escaped(cell.as_ref());
+            match Tone::of_state(&cell) {
+                Some(tone) if self.is_colored && column.has_states => tone.mark(&cell),
+                Some(_) | None => cell,
+            }
+        });
         self.table.add_row(cells.collect::<Vec<_>>());
     }
 
@@ -116,7 +140,7 @@ impl<'a> Table<'a> {
             column.set_padding((0, GAP));
             column.set_constraint(constraint);
         }
-        self.table.trim_fmt()
+        painted(self.table.trim_fmt())
     }
 
     /// The names of the columns that do not fit on the terminal.
@@ -209,6 +233,25 @@ mod tests {
             table.into_text()
         };
         assert_eq!(short(), "b    x         -");
+    }
+
+    #[test]
+    fn colors_of_states_change_neither_widths_nor_other_cells() {
+        let columns = [Column::of_states("STATE", 9), Column::new("ERROR", 8)];
+        let text = |is_colored| {
+            let mut table = Table::new(&columns, Some(40)).with_heading();
+            table = table.colored(is_colored);
+            table.add(["Processed", "-"]);
+            table.add(["Error", "Error"]);
+            table.add(["Pending", "-"]);
+            table.into_text()
+        };
+        let plain = "STATE     ERROR\nProcessed -\nError     Error\nPending   -";
+        assert_eq!(text(false), plain);
+        let colored = plain
+            .replace("Processed", "\u{1b}[32mProcessed\u{1b}[0m")
+            .replace("Error ", "\u{1b}[31mError\u{1b}[0m ");
+        assert_eq!(text(true), colored);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use waybill_messages::{Lookup, SchemaError, SchemaId, Schemas, WriterSchema};
+use waybill_units::backoff;
 
 use crate::client::{Registry, RegistryError, StoredSchema};
 
@@ -207,7 +208,7 @@ impl Shared {
 impl Asked {
     /// The pause before the next request.
     fn pause(self) -> Duration {
-        PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(self.times.min(16)))
+        backoff(PAUSE_MIN, PAUSE_MAX, self.times, 1.0)
     }
 }
 
@@ -236,6 +237,9 @@ fn known(parse: impl FnOnce() -> Result<WriterSchema, SchemaError> + UnwindSafe)
 }
 
 /// Values by ID. The newest evicts the oldest.
+///
+/// Not quick_cache or moka: 40 lines under a lock that the cache takes anyway, because it changes
+/// two of these together.
 struct Bounded<V> {
     values: HashMap<SchemaId, V>,
     /// The IDs, in order of insertion.

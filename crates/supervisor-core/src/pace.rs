@@ -1,4 +1,6 @@
 //! How fast recoveries are published.
+//!
+//! Not governor: this crate has no clock, so the time is an argument, and the answer is a wait.
 
 use std::time::Duration;
 

@@ -1,6 +1,9 @@
 //! Metrics of the operating system about this process, under the names that Prometheus' client
 //! libraries share. Read from `/proc` and the system at each scrape; values that cannot be read are
 //! left out.
+//!
+//! Not metrics-process or sysinfo: the first declares its metrics outside of the catalogue
+//! ([`METRICS`]), and both bring a parser of all of `/proc` for these four values.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -5,6 +5,7 @@
 //! that look alike (Latin `a`, Cyrillic `а`); a tenant chooses its own names.
 
 use std::fmt;
+use std::io::IsTerminal;
 
 use serde::Serialize;
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
@@ -105,6 +106,13 @@ pub fn escaped_json(json: &str) -> String {
 /// [`escaped`], but control characters, which could end a line or a mail's header, become spaces.
 pub fn on_one_line(text: &str) -> String {
     escaped(&text.replace(char::is_control, " "))
+}
+
+/// Whether text on this stream may have colors: on a terminal, unless `NO_COLOR` is set
+/// (<https://no-color.org>).
+pub fn may_be_colored(stream: &impl IsTerminal) -> bool {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !no_color && stream.is_terminal()
 }
 
 /// A count with its noun, in the singular or the plural: `1 request`, `2 requests`.

@@ -1,5 +1,5 @@
 //! Durations and sizes as people write them: a whole number and its unit, perhaps with blanks
-//! around them.
+//! around them. Also the durations between retries ([`backoff`]).
 //!
 //! Workflows, agents, the configuration, command lines, queries and scenarios of the load test
 //! share this grammar, and their JSON Schemas share its patterns. A pattern accepts what the parser
@@ -7,6 +7,7 @@
 //!
 //! Deliberately absent: ranges of single settings. The crate that owns a setting checks its range.
 
+mod backoff;
 mod duration;
 mod size;
 
@@ -14,6 +15,7 @@ use std::fmt;
 
 use serde::de;
 
+pub use backoff::backoff;
 pub use duration::{DurationText, duration_from_text, duration_to_text, optional_duration};
 pub use size::{ByteSize, FreeMin};
 

@@ -1,13 +1,11 @@
 //! The `alerts.owners` section: how owners are notified of their operations.
 
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, Secret, SecretFiles};
+use waybill_config::{ConfigError, SecretFiles};
 use waybill_contacts::{ContactRules, is_domain};
 
-use super::{EmailConfig, EmailTls, WebhookConfig};
+use super::{SmtpConfig, WebhookConfig};
 
 /// The `alerts.owners` section. By default no owner is notified, and requests with contacts are
 /// refused.
@@ -40,28 +38,8 @@ impl Default for OwnersConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct OwnerEmailConfig {
-    /// The SMTP server.
-    pub host: String,
-    /// Its port; `null` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
-    #[serde(default)]
-    pub port: Option<u16>,
-    /// How the connection is protected.
-    #[serde(default)]
-    pub tls: EmailTls,
-    /// Certificates (PEM) that are trusted in addition to the system's.
-    #[serde(default)]
-    pub ca_file: Option<PathBuf>,
-    /// The user to log in as; `null` for no login.
-    #[serde(default)]
-    pub user: Option<String>,
-    /// The password of `user`.
-    #[serde(default)]
-    pub password: Option<Secret>,
-    /// A file that holds `password`.
-    #[serde(default)]
-    pub password_file: Option<PathBuf>,
-    /// The sender: `waybill@example.com`, or `Waybill <waybill@example.com>`.
-    pub from: String,
+    /// How they are sent.
+    pub smtp: SmtpConfig,
     /// The domains of allowed addresses, which must match exactly; empty for all.
     #[serde(default)]
     pub domains: Vec<String>,
@@ -71,23 +49,6 @@ pub struct OwnerEmailConfig {
     /// The text, with placeholders; `null` for Waybill's own.
     #[serde(default)]
     pub text: Option<String>,
-}
-
-impl OwnerEmailConfig {
-    /// The server settings, as those of a receiver without addresses.
-    pub fn server(&self) -> EmailConfig {
-        EmailConfig {
-            host: self.host.clone(),
-            port: self.port,
-            tls: self.tls,
-            ca_file: self.ca_file.clone(),
-            user: self.user.clone(),
-            password: self.password.clone(),
-            password_file: None,
-            from: self.from.clone(),
-            to: Vec::new(),
-        }
-    }
 }
 
 impl OwnersConfig {
@@ -104,8 +65,7 @@ impl OwnersConfig {
     /// Reads the values that the configuration keeps in files.
     pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         if let Some(email) = &mut self.email {
-            let key = "alerts.owners.email.password";
-            files.read_secret(&mut email.password, &mut email.password_file, key)?;
+            email.smtp.read_files(files, "alerts.owners.email.smtp")?;
         }
         if let Some(sms) = &mut self.sms {
             sms.read_files(files, "alerts.owners.sms")?;
@@ -149,10 +109,11 @@ alerts:
   owners:
     messagesPerHourMax: 3
     email:
-      host: mail.example
-      user: waybill
-      password: hunter3
-      from: Waybill <waybill@example.com>
+      smtp:
+        host: mail.example
+        user: waybill
+        password: hunter3
+        from: Waybill <waybill@example.com>
       domains: [example.org]
       subject: About {{notice.callerId}}
     sms:
@@ -248,7 +209,11 @@ alerts:
                 "['@example.org']",
                 "alerts.owners.email.domains",
             ),
-            ("waybill@example.com", "nobody", "alerts.owners.email.from"),
+            (
+                "waybill@example.com",
+                "nobody",
+                "alerts.owners.email.smtp.from",
+            ),
             (
                 "About {{notice.callerId}}",
                 "About {{alert.kind}}",
@@ -256,8 +221,8 @@ alerts:
             ),
             (
                 "host: mail.example",
-                "host: mail.example\n      tls: none",
-                "alerts.owners.email.password",
+                "host: mail.example\n        tls: none",
+                "alerts.owners.email.smtp.password",
             ),
             (
                 "\"{{notice.text}}\"",

@@ -40,10 +40,11 @@ alerts:
         headers: {Authorization: Bearer hunter2}
     on-call:
       email:
-        host: mail.example
-        user: waybill
-        password: hunter3
-        from: Waybill <waybill@example.com>
+        smtp:
+          host: mail.example
+          user: waybill
+          password: hunter3
+          from: Waybill <waybill@example.com>
         to: [ops@example.com, Ada <ada@example.com>]
 ";
 
@@ -114,7 +115,7 @@ fn a_value_in_a_file_and_in_the_configuration_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let file = file.path().display();
     for (line, with_file) in [
-        ("password: hunter3", "passwordFile"),
+        ("  password: hunter3", "  passwordFile"),
         (
             "secret: whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0",
             "secretFile",
@@ -163,17 +164,17 @@ fn invalid_values_are_refused_by_key() {
         (
             "waybill@example.com",
             "nobody",
-            "alerts.receivers.on-call.email.from",
+            "alerts.receivers.on-call.email.smtp.from",
         ),
         (
             "host: mail.example",
-            "host: mail.example\n        tls: none",
-            "alerts.receivers.on-call.email.password",
+            "host: mail.example\n          tls: none",
+            "alerts.receivers.on-call.email.smtp.password",
         ),
         (
             "user: waybill",
             "port: 25",
-            "alerts.receivers.on-call.email.user",
+            "alerts.receivers.on-call.email.smtp.user",
         ),
     ];
     for (from, to, key) in cases {
@@ -216,7 +217,7 @@ fn an_unknown_key_of_a_receiver_is_refused_with_its_place() {
         .to_string();
     assert_eq!(
         error,
-        "w.yaml:13:9: unknown key alerts.receivers.on-call.email.usr; did you mean \
-         alerts.receivers.on-call.email.user?"
+        "w.yaml:14:11: unknown key alerts.receivers.on-call.email.smtp.usr; did you mean \
+         alerts.receivers.on-call.email.smtp.user?"
     );
 }

@@ -6,6 +6,9 @@
 //!
 //! Spellings of one mailbox count as one contact: upper or lower case, with a tag (`anna+17@`) or
 //! without.
+//!
+//! Not governor, which limits rates of tenants: its limiter has no maximum of keys, and refills
+//! during the hour.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

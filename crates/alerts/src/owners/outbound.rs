@@ -16,7 +16,7 @@ use crate::ReceiverError;
 use crate::alert::clip;
 use crate::channel::Attempt;
 use crate::config::{OwnerEmailConfig, WebhookConfig};
-use crate::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_email};
+use crate::email::{SUBJECT_BYTES_MAX, Server, write_email};
 use crate::failure::Failure;
 use crate::template::{Escape, Template};
 use crate::webhook::{Call, Endpoint, template_of};
@@ -42,7 +42,6 @@ pub(super) enum Outbound {
 pub(super) struct OwnerEmail {
     server: Server,
     timeout: Duration,
-    from: Mailbox,
     subject: Template<OwnerMessage>,
     text: Template<OwnerMessage>,
 }
@@ -64,10 +63,8 @@ impl Outbound {
             Template::compile(text, Escape::Plain)
                 .map_err(|problem| ReceiverError::new(key, problem))
         };
-        let server = config.server();
         Ok(Self::Email(Box::new(OwnerEmail {
-            from: read_mailbox("from", &config.from)?,
-            server: Server::new(&server)?,
+            server: Server::new(&config.smtp).map_err(|error| error.below("smtp"))?,
             timeout,
             subject: template("subject", config.subject.as_ref(), SUBJECT)?,
             text: template("text", config.text.as_ref(), TEXT)?,
@@ -115,9 +112,8 @@ impl OwnerEmail {
         let mailbox = Mailbox::new(None, to.clone());
         Ok(EmailDelivery {
             email: self,
-            bytes: write_email(&self.from, &[mailbox], subject, message.id, text)?,
-            envelope: Envelope::new(Some(self.from.email.clone()), vec![to])
-                .expect("there is an address"),
+            bytes: write_email(&self.server.from, &[mailbox], subject, message.id, text)?,
+            envelope: self.server.envelope_to(to),
         })
     }
 }
@@ -173,18 +169,11 @@ mod tests {
 
     use super::super::message::tests::notice;
     use super::*;
-    use crate::config::EmailTls;
+    use crate::email::tests::smtp;
 
     fn config() -> OwnerEmailConfig {
         OwnerEmailConfig {
-            host: "mail.example".to_owned(),
-            port: None,
-            tls: EmailTls::None,
-            ca_file: None,
-            user: None,
-            password: None,
-            password_file: None,
-            from: "Waybill <waybill@example.com>".to_owned(),
+            smtp: smtp(),
             domains: Vec::new(),
             subject: None,
             text: None,
@@ -250,8 +239,8 @@ mod tests {
         let check =
             |config: &OwnerEmailConfig| Outbound::email(config, Duration::from_secs(1)).map(drop);
         let changes: Changes<'_, OwnerEmailConfig> = &[
-            ("from contains", |c| c.from = "nobody".to_owned()),
-            ("host must not be empty", |c| c.host.clear()),
+            ("smtp.from contains", |c| c.smtp.from = "nobody".to_owned()),
+            ("smtp.host must not be empty", |c| c.smtp.host.clear()),
             ("subject has the unknown placeholder", |c| {
                 c.subject = Some("{{alert.kind}}".to_owned());
             }),

@@ -1,7 +1,8 @@
 //! A cache of verified JWTs, so that not every request verifies a signature.
 //!
 //! Bounded: the cache has two halves. When the younger half is full, the older one is dropped. A
-//! hit in the older half moves the token to the younger one.
+//! hit in the older half moves the token to the younger one. Not quick_cache or moka: this is all
+//! that a cache needs whose entries are checked against the time at each hit.
 
 use std::collections::HashMap;
 use std::sync::Arc;

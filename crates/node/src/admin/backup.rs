@@ -25,7 +25,7 @@ pub(super) async fn make(
     };
     let mut pieces = backups.begin().await?;
     let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
-    let media_type = [(CONTENT_TYPE, "application/octet-stream")];
+    let media_type = [(CONTENT_TYPE, "application/zstd")];
     Ok((media_type, Body::from_stream(pieces)).into_response())
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use waybill_broker::{CopyError, LogsRestore};
 use waybill_store::{EmbeddedRestore, LOST_OPERATIONS, StoreError};
 
-use super::file::{Contents, FileError, Piece, Reader, Table};
+use super::file::{Contents, Database, FileError, Piece, Reader};
 use super::{partial_of, put_in_place};
 use crate::data_dir;
 
@@ -16,14 +16,8 @@ use crate::data_dir;
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The file is not usable.
-    #[error("cannot restore {path}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: FileError,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The target already exists.
     #[error("{0} already exists: restore a backup to a directory that is new or empty")]
     Taken(PathBuf),
@@ -54,19 +48,14 @@ pub struct Restored {
     pub lost: usize,
 }
 
-/// Restores the backup in `file` to `data_dir`. Checks the file against
-/// its hash first. Writes everything to `data_dir` with the suffix `.partial`, and renames that at
-/// the end.
+/// Restores the backup in `file` to `data_dir`. Checks the file against its manifest first. Writes
+/// everything to `data_dir` with the suffix `.partial`, and renames that at the end.
 ///
 /// # Errors
 ///
 /// See [`RestoreError`]. `data_dir` is then unchanged.
 pub fn restore(file: &Path, data_dir: &Path) -> Result<Restored, RestoreError> {
-    let unusable = |source| RestoreError::File {
-        path: file.to_owned(),
-        source,
-    };
-    let mut backup = Reader::open(file).map_err(unusable)?;
+    let backup = Reader::open(file)?;
     if !is_free(data_dir) {
         return Err(RestoreError::Taken(data_dir.to_owned()));
     }
@@ -81,7 +70,7 @@ pub fn restore(file: &Path, data_dir: &Path) -> Result<Restored, RestoreError> {
         }
         made => made.map_err(of(&partial))?,
     }
-    let made = fill(&mut backup, &partial, unusable).and_then(|lost| {
+    let made = fill(&backup, &partial).and_then(|lost| {
         put_in_place(&partial, data_dir).map_err(of(data_dir))?;
         Ok(lost)
     });
@@ -110,29 +99,31 @@ fn is_free(dir: &Path) -> bool {
 }
 
 /// Returns how many operations have lost parts.
-fn fill(
-    backup: &mut Reader,
-    dir: &Path,
-    unusable: impl Fn(FileError) -> RestoreError,
-) -> Result<usize, RestoreError> {
+fn fill(backup: &Reader, dir: &Path) -> Result<usize, RestoreError> {
     let (store_dir, broker_dir) = (data_dir::of_store(dir), data_dir::of_broker(dir));
     fs::create_dir_all(&store_dir).map_err(of(&store_dir))?;
     let mut store = EmbeddedRestore::begin(&store_dir)?;
     let mut logs = LogsRestore::begin(&broker_dir)?;
-    while let Some(piece) = backup.next().map_err(&unusable)? {
+    backup.read(|piece| {
         match piece {
-            Piece::Entry { table, key, value } => match table {
-                Table::Store(table) => store.put(&table, &key, &value)?,
-                Table::Broker(table) => logs.put_meta(&table, &key, &value)?,
+            Piece::Entry {
+                database,
+                table,
+                key,
+                value,
+            } => match database {
+                Database::Store => store.put(table, key, value)?,
+                Database::Broker => logs.put_meta(table, key, value)?,
             },
             Piece::Segment {
                 topic,
                 partition,
                 base,
-            } => logs.begin_segment(&topic, partition, base)?,
-            Piece::LogBytes(bytes) => logs.append(&bytes)?,
+            } => logs.begin_segment(topic, partition, base)?,
+            Piece::LogBytes(bytes) => logs.append(bytes)?,
         }
-    }
+        Ok::<_, RestoreError>(())
+    })?;
     let lost = store.finish()?;
     logs.finish()?;
     for dir in [&store_dir, &broker_dir, dir] {

@@ -433,7 +433,7 @@ fn the_mode_of_every_secret_file_is_checked_and_the_warning_names_its_key() {
     let yaml = format!(
         "kafka: {{ properties: {{ security.protocol: SSL }}, propertyFiles: {{ ssl.key.password: {} }} }}\n\
          store: {{ scylla: {{ nodes: ['127.0.0.1:1'], user: u, passwordFile: {}, tls: true, certFile: {}, keyFile: {} }} }}\n\
-         alerts: {{ receivers: {{ mail: {{ email: {{ host: h, user: u, passwordFile: {}, from: a@b.c, to: [d@e.f] }} }} }} }}\n",
+         alerts: {{ receivers: {{ mail: {{ email: {{ smtp: {{ host: h, user: u, passwordFile: {}, from: a@b.c }}, to: [d@e.f] }} }} }} }}\n",
         at("kafka"),
         at("scylla"),
         at("certificate"),
@@ -450,7 +450,7 @@ fn the_mode_of_every_secret_file_is_checked_and_the_warning_names_its_key() {
         ("kafka.properties.ssl.key.password", "kafka"),
         ("store.scylla.keyFile", "key"),
         ("store.scylla.password", "scylla"),
-        ("alerts.receivers.mail.email.password", "mail"),
+        ("alerts.receivers.mail.email.smtp.password", "mail"),
     ];
     assert_eq!(found.collect::<Vec<_>>(), expected);
 }

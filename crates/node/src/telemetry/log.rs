@@ -8,6 +8,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use waybill_telemetry::visible::may_be_colored;
 
 use super::rate_limit::{self, LogRateLimiter};
 use super::{LogFormat, TelemetryConfig, TelemetryError, lines, panics};
@@ -32,7 +33,7 @@ impl Log {
             .with(limiter.clone());
         match config.log_format {
             LogFormat::Text => logger
-                .with(lines::text(io::stderr, is_coloured()))
+                .with(lines::text(io::stderr, may_be_colored(&io::stderr())))
                 .try_init(),
             LogFormat::Json => logger.with(lines::json(io::stderr)).try_init(),
         }
@@ -95,10 +96,4 @@ fn applied(filter: Targets) -> Targets {
     filter
         .with_target(panics::TARGET, LevelFilter::ERROR)
         .with_target(rate_limit::OWN_TARGET, LevelFilter::INFO)
-}
-
-/// Whether lines are coloured: on a terminal, unless `NO_COLOR` is set (https://no-color.org).
-fn is_coloured() -> bool {
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !no_color && io::IsTerminal::is_terminal(&io::stderr())
 }

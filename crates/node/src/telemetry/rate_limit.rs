@@ -5,6 +5,8 @@
 //! times at most, and one call site writes a hundred lines. The rest are counted, and
 //! their number is logged when the minute is over. Only warnings and errors are limited: other
 //! lines report changes, or were requested.
+//!
+//! Not governor: what is suppressed is counted line by line, and the counts are logged.
 
 use std::collections::HashMap;
 use std::error::Error;

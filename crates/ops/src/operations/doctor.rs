@@ -20,6 +20,7 @@ use waybill_telemetry::visible::{escaped, to_json};
 use super::api::Api;
 use crate::access::AdminArgs;
 use crate::address::ApiAddress;
+use crate::color::{ColorArgs, Tone};
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
 use crate::shards::shards;
@@ -41,6 +42,8 @@ pub struct DoctorArgs {
     /// The output format; JSON has a line for each finding
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    color: ColorArgs,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -96,6 +99,7 @@ impl Finding {
     }
 }
 
+/// With `{:#}`, the verdict has a color.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -103,12 +107,16 @@ impl fmt::Display for Finding {
             verdict,
             message,
         } = self;
-        let verdict = match verdict {
-            Verdict::Ok => "ok",
-            Verdict::Note => "note",
-            Verdict::Bad => "BAD",
+        let (verdict, tone) = match verdict {
+            Verdict::Ok => ("ok", Tone::Good),
+            Verdict::Note => ("note", Tone::Warning),
+            Verdict::Bad => ("BAD", Tone::Bad),
         };
-        write!(f, "{verdict:<5} {what:<14} {}", escaped(message))
+        let mut verdict = format!("{verdict:<5}");
+        if f.alternate() {
+            verdict = tone.paint(&verdict);
+        }
+        write!(f, "{verdict} {what:<14} {}", escaped(message))
     }
 }
 
@@ -197,9 +205,11 @@ impl DoctorArgs {
     }
 
     fn write(&self, findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<()> {
+        let is_colored = self.color.is_colored();
         for finding in findings {
             match self.output {
                 Output::Json => writeln!(out, "{}", to_json(finding)?)?,
+                Output::Table if is_colored => writeln!(out, "{finding:#}")?,
                 Output::Table => writeln!(out, "{finding}")?,
             }
         }

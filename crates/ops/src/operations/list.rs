@@ -12,6 +12,7 @@ use waybill_telemetry::visible::escaped_json;
 use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
+use crate::color::ColorArgs;
 use crate::shown::{NOTHING, Output};
 use crate::table::{Column, Table, report_left_out, terminal_width};
 
@@ -41,6 +42,8 @@ pub(super) struct ListArgs {
     /// The format of the list
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    color: ColorArgs,
     // Last, because its heading applies to all flags after it.
     #[command(flatten)]
     filter: Filter,
@@ -60,6 +63,7 @@ impl ListArgs {
         let mut page = listing.next_page().await?;
         let mut out = io::stdout().lock();
         let terminal_width = terminal_width();
+        let is_colored = self.color.is_colored();
         let mut had_tenants = None;
         let mut left_out = Vec::new();
         let mut is_empty = true;
@@ -77,7 +81,8 @@ impl ListArgs {
                     // Pages differ on a terminal. Elsewhere, they share a heading until one brings
                     // the first tenant.
                     let keeps_tenants = terminal_width.is_none() && had_tenants == Some(true);
-                    let table = ItemTable::of(rows(), terminal_width, keeps_tenants);
+                    let table =
+                        ItemTable::of(rows(), terminal_width, keeps_tenants).colored(is_colored);
                     let has_tenants = Some(table.has_tenants());
                     left_out.extend(table.left_out(rows()));
                     let text = match terminal_width.is_some() || had_tenants < has_tenants {
@@ -187,12 +192,13 @@ impl<'a> Listing<'a> {
 pub(super) struct ItemTable {
     columns: Vec<Column>,
     terminal_width: Option<u16>,
+    is_colored: bool,
 }
 
 impl ItemTable {
     const COLUMNS: [Column; 8] = [
         Column::whole("OPERATION", 36),
-        Column::whole("STATE", 18),
+        Column::of_states("STATE", 18),
         Column::whole("AGE", 4),
         Column::new("WORKFLOW", 14).ranked(4),
         Column::new("STEP", 11).ranked(2),
@@ -216,7 +222,13 @@ impl ItemTable {
         Self {
             columns,
             terminal_width,
+            is_colored: false,
         }
+    }
+
+    /// The table with or without colors of states.
+    fn colored(self, is_colored: bool) -> Self {
+        Self { is_colored, ..self }
     }
 
     fn has_tenants(&self) -> bool {
@@ -249,11 +261,8 @@ impl ItemTable {
         table.left_out()
     }
 
-    fn text<'a>(
-        &self,
-        mut table: Table<'_>,
-        items: impl IntoIterator<Item = &'a ItemView>,
-    ) -> String {
+    fn text<'a>(&self, table: Table<'_>, items: impl IntoIterator<Item = &'a ItemView>) -> String {
+        let mut table = table.colored(self.is_colored);
         self.add(&mut table, items);
         table.into_text()
     }

@@ -11,6 +11,7 @@ use waybill_telemetry::visible::{escaped, escaped_json};
 
 use super::OpsError;
 use super::api::{Api, Found};
+use crate::color::{ColorArgs, Tone};
 use crate::shown::{NOTHING, Output};
 use crate::table::{Column, Table, report_left_out, terminal_width};
 
@@ -26,6 +27,8 @@ pub(super) struct ShowArgs {
     /// The output format; JSON is the answer of the API
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    color: ColorArgs,
 }
 
 impl ShowArgs {
@@ -38,7 +41,11 @@ impl ShowArgs {
                 writeln!(out, "{}", escaped_json(json.get()))?;
             }
             Output::Table => {
-                write!(out, "{}", Shown(&operation))?;
+                let shown = Shown {
+                    operation: &operation,
+                    is_colored: self.color.is_colored(),
+                };
+                write!(out, "{shown}")?;
                 if !operation.steps.is_empty() {
                     report_left_out(&step_table(&operation.steps).left_out());
                 }
@@ -49,22 +56,29 @@ impl ShowArgs {
 }
 
 /// The output for one operation.
-struct Shown<'a>(&'a OperationView);
+struct Shown<'a> {
+    operation: &'a OperationView,
+    is_colored: bool,
+}
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        facts(self.0, f)?;
-        if !self.0.steps.is_empty() {
-            steps(&self.0.steps, f)?;
+        let Self {
+            operation,
+            is_colored,
+        } = *self;
+        facts(operation, is_colored, f)?;
+        if !operation.steps.is_empty() {
+            steps(&operation.steps, is_colored, f)?;
         }
-        if !self.0.history.is_empty() {
-            history(&self.0.history, f)?;
+        if !operation.history.is_empty() {
+            history(&operation.history, f)?;
         }
         Ok(())
     }
 }
 
-fn facts(operation: &OperationView, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn facts(operation: &OperationView, is_colored: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let OperationView {
         id,
         state,
@@ -130,7 +144,11 @@ fn facts(operation: &OperationView, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     ];
     for (name, fact) in facts {
         if let Some(fact) = fact {
-            writeln!(f, "{name:<14}  {}", escaped(&fact))?;
+            let fact = match Tone::of_state(&fact) {
+                Some(tone) if is_colored && name == "state" => tone.paint(&fact),
+                Some(_) | None => escaped(&fact),
+            };
+            writeln!(f, "{name:<14}  {fact}")?;
         }
     }
     Ok(())
@@ -140,7 +158,7 @@ fn facts(operation: &OperationView, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 fn step_table(steps: &[StepView]) -> Table<'static> {
     const COLUMNS: [Column; 7] = [
         Column::whole("STEP", 16),
-        Column::whole("STATE", 12),
+        Column::of_states("STATE", 12),
         Column::new("ATTEMPT", 16),
         Column::whole("FAILED", 6).ranked(2),
         Column::whole("UNDO FAILED", 11).ranked(3),
@@ -173,8 +191,9 @@ fn step_table(steps: &[StepView]) -> Table<'static> {
     table
 }
 
-fn steps(steps: &[StepView], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    writeln!(f, "\n{}", step_table(steps).into_text())?;
+fn steps(steps: &[StepView], is_colored: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let table = step_table(steps).colored(is_colored);
+    writeln!(f, "\n{}", table.into_text())?;
     for StepView { name, error, .. } in steps {
         if let Some(error) = error {
             writeln!(f, "{}: {}", escaped(name), escaped(&error.to_string()))?;
@@ -237,6 +256,15 @@ mod tests {
 
     fn text(text: &str) -> Option<String> {
         Some(text.to_owned())
+    }
+
+    fn shown(operation: &OperationView) -> String {
+        let is_colored = false;
+        Shown {
+            operation,
+            is_colored,
+        }
+        .to_string()
     }
 
     #[test]
@@ -315,7 +343,7 @@ drone: attempt 2 succeeded after it was given up
 TIME                      VERB
 2030-01-01T00:00:01.000Z  compensate by kim, refused: past-pivot (why\\nnot)
 ";
-        assert_eq!(Shown(&operation).to_string(), expected);
+        assert_eq!(shown(&operation), expected);
     }
 
     #[test]
@@ -327,7 +355,7 @@ TIME                      VERB
             ..OperationView::default()
         };
         assert_eq!(
-            Shown(&pending).to_string(),
+            shown(&pending),
             "operation       00000000-0000-0000-0000-000000000007\nstate           Pending\nrequests ahead  0\n"
         );
     }

@@ -38,6 +38,7 @@ use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::{DefaultRetryPolicy, FallthroughRetryPolicy};
 use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::Semaphore;
+use waybill_units::backoff;
 
 use super::config::{CqlCertificate, CqlConfig, CqlTls};
 use super::error::CqlError;
@@ -202,7 +203,7 @@ impl Link {
         Retries {
             action,
             until: Instant::now() + self.patience,
-            backoff: BACKOFF_MIN,
+            retry: 0,
             classify: failure,
             may_be_done: false,
         }
@@ -276,7 +277,8 @@ impl Trouble {
 pub(super) struct Retries {
     action: &'static str,
     until: Instant,
-    backoff: Duration,
+    /// The number of the next retry.
+    retry: u32,
     /// What an error implies for the kind of request that is repeated.
     classify: fn(&ExecutionError) -> Failure,
     /// Whether an attempt ended with an unknown outcome.
@@ -292,11 +294,12 @@ impl Retries {
     pub(super) async fn after(&mut self, error: ExecutionError) -> Result<(), StoreError> {
         let failure = (self.classify)(&error);
         self.may_be_done |= failure == Failure::Unknown;
-        if failure != Failure::Refused && Instant::now() + self.backoff < self.until {
-            // Random, so that contenders that failed together do not collide again.
-            let share = f64::from(uuid::Uuid::new_v4().as_u128() as u8) / 255.0;
-            tokio::time::sleep(self.backoff.mul_f64(0.5 + share / 2.0)).await;
-            self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+        // Random, so that contenders that failed together do not collide again.
+        let spread = f64::from(uuid::Uuid::new_v4().as_u128() as u8) / 255.0;
+        let wait = backoff(BACKOFF_MIN, BACKOFF_MAX, self.retry, spread);
+        if failure != Failure::Refused && Instant::now() + wait < self.until {
+            tokio::time::sleep(wait).await;
+            self.retry += 1;
             return Ok(());
         }
         let (action, source) = (self.action, Box::new(error));
@@ -571,7 +574,7 @@ mod tests {
             let mut retries = Retries {
                 action: "renewing a lease",
                 until: Instant::now() + Duration::from_secs(3_600),
-                backoff: Duration::ZERO,
+                retry: 0,
                 classify,
                 may_be_done: false,
             };
@@ -585,7 +588,7 @@ mod tests {
         let retries = |patience| Retries {
             action: "writing rows",
             until: Instant::now() + patience,
-            backoff: Duration::ZERO,
+            retry: 0,
             classify: failure,
             may_be_done: false,
         };

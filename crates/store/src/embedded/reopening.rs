@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use waybill_disk::is_full;
+use waybill_telemetry::chain;
 
 use super::damage::Damages;
 use super::retention::Retention;
@@ -279,12 +280,6 @@ impl Reopening {
 /// An error and its causes.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     iter::successors(Some(error), |error| (**error).source())
-}
-
-/// An error and its causes in one text.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let texts: Vec<String> = causes(error).map(ToString::to_string).collect();
-    texts.join(": ")
 }
 
 /// Closes the tables once nothing else uses them; returns them if they stay in use.

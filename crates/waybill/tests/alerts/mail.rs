@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use waybill_alerts::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Undeliverable};
+use waybill_alerts::{
+    AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, SmtpConfig, Undeliverable,
+};
 
-use crate::running::{Running, alert, email, quick};
+use crate::running::{Running, alert, email, quick, smtp};
 use crate::smtp::SmtpServer;
 use crate::tls::Authority;
 
@@ -15,8 +17,8 @@ async fn a_mail_reaches_every_address_after_a_login() {
     let ReceiverConfig::Email(mut config) = email(&server, &to) else {
         unreachable!();
     };
-    config.user = Some("waybill".to_owned());
-    config.password = Some("hunter2".into());
+    config.smtp.user = Some("waybill".to_owned());
+    config.smtp.password = Some("hunter2".into());
     let running = Running::start([("mail", ReceiverConfig::Email(config))], quick());
     let alert = alert("drone");
     assert_eq!(running.deliver("mail", &alert).await, Ok(()));
@@ -81,8 +83,8 @@ async fn a_login_that_is_refused_is_not_repeated_and_nothing_is_sent() {
     let ReceiverConfig::Email(mut config) = email(&server, &["ops@example.com"]) else {
         unreachable!();
     };
-    config.user = Some("waybill".to_owned());
-    config.password = Some("hunter2".into());
+    config.smtp.user = Some("waybill".to_owned());
+    config.smtp.password = Some("hunter2".into());
     let running = Running::start([("mail", ReceiverConfig::Email(config))], quick());
     let error = running.deliver("mail", &alert("drone")).await.unwrap_err();
     assert!(matches!(error, Undeliverable::Refused { .. }), "{error:?}");
@@ -98,9 +100,9 @@ async fn nothing_is_sent_without_the_required_tls() {
         let ReceiverConfig::Email(mut config) = email(&server, &["ops@example.com"]) else {
             unreachable!();
         };
-        config.tls = tls;
-        config.user = Some("waybill".to_owned());
-        config.password = Some("hunter2".into());
+        config.smtp.tls = tls;
+        config.smtp.user = Some("waybill".to_owned());
+        config.smtp.password = Some("hunter2".into());
         let bounded = AlertsConfig {
             attempts_max: 2,
             ..quick()
@@ -129,14 +131,15 @@ async fn login_and_mail_are_sent_only_to_a_trusted_tls_server() {
         let server = SmtpServer::with_tls(tls, authority.acceptor()).await;
         let receiver = |ca_file: &Path| {
             ReceiverConfig::Email(EmailConfig {
-                host: "localhost".to_owned(),
-                port: Some(server.address.port()),
-                tls,
-                ca_file: Some(ca_file.to_owned()),
-                user: Some("waybill".to_owned()),
-                password: Some("hunter2".into()),
-                password_file: None,
-                from: "waybill@example.com".to_owned(),
+                smtp: SmtpConfig {
+                    host: "localhost".to_owned(),
+                    port: Some(server.address.port()),
+                    tls,
+                    ca_file: Some(ca_file.to_owned()),
+                    user: Some("waybill".to_owned()),
+                    password: Some("hunter2".into()),
+                    ..smtp(&server)
+                },
                 to: vec!["ops@example.com".to_owned()],
             })
         };

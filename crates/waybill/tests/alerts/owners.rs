@@ -5,7 +5,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 use waybill_alerts::{
-    AlertsConfig, EmailTls, OwnerEmailConfig, OwnersConfig, WebhookConfig, owners_followers,
+    AlertsConfig, OwnerEmailConfig, OwnersConfig, WebhookConfig, owners_followers,
 };
 use waybill_engine::{Contact, OperationId, OwnerNotice, ProcessState, partition_for};
 use waybill_messages::Record as _;
@@ -13,7 +13,7 @@ use waybill_test_support::log::Lines;
 
 use crate::follow::{Following, Log, PARTITIONS, eventually, now, received};
 use crate::http::{Answer, Receiver};
-use crate::running::{PATIENCE, quick};
+use crate::running::{PATIENCE, quick, smtp};
 use crate::smtp::{Mail, SmtpServer};
 
 const ANNA: &str = "mailto:anna@example.org";
@@ -259,14 +259,7 @@ fn alerts(owners: OwnersConfig) -> AlertsConfig {
 
 fn email(server: &SmtpServer) -> OwnerEmailConfig {
     OwnerEmailConfig {
-        host: server.address.ip().to_string(),
-        port: Some(server.address.port()),
-        tls: EmailTls::None,
-        ca_file: None,
-        user: None,
-        password: None,
-        password_file: None,
-        from: "Waybill <waybill@example.com>".to_owned(),
+        smtp: smtp(server),
         domains: Vec::new(),
         subject: None,
         text: None,

@@ -24,7 +24,7 @@ fn setup(webhook: SocketAddr, mail: &SmtpServer) -> Setup {
   backoffMax: 200ms
   receivers:
     pager: {{webhook: {{url: 'http://{webhook}/', secret: {SECRET}}}}}
-    on-call: {{email: {{host: {}, port: {}, tls: none, from: waybill@example.com, to: [ops@example.com]}}}}
+    on-call: {{email: {{smtp: {{host: {}, port: {}, tls: none, from: waybill@example.com}}, to: [ops@example.com]}}}}
 ",
         mail.address.ip(),
         mail.address.port()
@@ -179,7 +179,7 @@ async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown
     let mut setup = Setup::new(&format!(
         "alerts:
   owners:
-    email: {{host: {}, port: {}, tls: none, from: waybill@example.com, domains: [example.org]}}
+    email: {{smtp: {{host: {}, port: {}, tls: none, from: waybill@example.com}}, domains: [example.org]}}
 ",
         mail.address.ip(),
         mail.address.port()

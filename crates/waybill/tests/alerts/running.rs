@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 use waybill_alerts::{
-    Alert, AlertError, AlertsConfig, EmailConfig, EmailTls, Notifier, ReceiverConfig,
+    Alert, AlertError, AlertsConfig, EmailConfig, EmailTls, Notifier, ReceiverConfig, SmtpConfig,
     Undeliverable, WebhookConfig, receivers,
 };
 
@@ -108,6 +108,14 @@ pub fn webhook_to(url: &str) -> ReceiverConfig {
 
 pub fn email(server: &SmtpServer, to: &[&str]) -> ReceiverConfig {
     ReceiverConfig::Email(EmailConfig {
+        smtp: smtp(server),
+        to: to.iter().map(|&address| address.to_owned()).collect(),
+    })
+}
+
+/// How the server is reached, without TLS and login.
+pub fn smtp(server: &SmtpServer) -> SmtpConfig {
+    SmtpConfig {
         host: server.address.ip().to_string(),
         port: Some(server.address.port()),
         tls: EmailTls::None,
@@ -116,8 +124,7 @@ pub fn email(server: &SmtpServer, to: &[&str]) -> ReceiverConfig {
         password: None,
         password_file: None,
         from: "Waybill <waybill@example.com>".to_owned(),
-        to: to.iter().map(|&address| address.to_owned()).collect(),
-    })
+    }
 }
 
 /// A distinct alert about the step.

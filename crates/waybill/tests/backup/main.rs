@@ -14,6 +14,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::json;
+use uuid::Uuid;
 use waybill_test_support::process::Process;
 use waybill_test_support::process::without_test_variables;
 use waybill_test_support::setup::{Setup, delivery};
@@ -155,12 +156,18 @@ async fn a_backup_under_load_restores_every_accepted_operation() {
     let load = Load::begin(&first);
     load.reaches(&first, BEFORE).await;
     let before = load.accepted();
-    let file = first.path("one.backup");
+    let file = first.path("one.tar.zst");
     let report = backup(&first, &file);
     assert!(report.contains(" operations, "), "{report}");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(!first.path("one.backup.partial").exists());
-    let nowhere = first.path("missing/one.backup");
+    let mut tar = Command::new("tar");
+    let listed = tar.args(["--zstd", "-tf"]).arg(&file).output().unwrap();
+    let listed = message(&listed, 0);
+    for member in ["store/state/00000000", "manifest.json"] {
+        assert!(listed.lines().any(|line| line == member), "{listed}");
+    }
+    assert!(!first.path("one.tar.zst.partial").exists());
+    let nowhere = first.path("missing/one.tar.zst");
     let admin = first.address("admin").to_string();
     let refused = waybill(&["backup", nowhere.to_str().unwrap(), "--admin", &admin]);
     let refused = message(&refused, 1);
@@ -208,7 +215,7 @@ async fn truncated_backups_and_used_directories_are_refused() {
     setup
         .all_reach(std::slice::from_ref(&id), "Processed")
         .await;
-    let file = setup.path("whole.backup");
+    let file = setup.path("whole.tar.zst");
     backup(&setup, &file);
     // An existing file is replaced.
     backup(&setup, &file);
@@ -216,15 +223,19 @@ async fn truncated_backups_and_used_directories_are_refused() {
     let taken = restore(&file, &setup.path("data"), 1);
     assert!(taken.contains("new or empty"), "{taken}");
     let whole = std::fs::read(&file).unwrap();
-    let (bad, new) = (setup.path("bad.backup"), setup.path("new"));
+    let (bad, new) = (setup.path("bad.tar.zst"), setup.path("new"));
     let half = whole.len() / 2;
     let mut flipped = whole.clone();
     flipped[half] ^= 1;
     for (bytes, why) in [
-        (&whole[..half], "truncated or altered"),
-        (&whole[..whole.len() - 1], "truncated or altered"),
-        (&flipped[..], "truncated or altered"),
+        (&whole[..half], "truncated or altered "),
+        (
+            &whole[..whole.len() - 1],
+            "truncated or altered after manifest.json",
+        ),
+        (&flipped[..], "truncated or altered "),
         (&b"{}"[..], "not a Waybill backup"),
+        (&b"WAYBILLB\x01\0\0\0"[..], "from an earlier program"),
     ] {
         std::fs::write(&bad, bytes).unwrap();
         let refused = restore(&bad, &new, 1);
@@ -263,11 +274,11 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     let problem: serde_json::Value = second.json().await.unwrap();
     assert_eq!(problem["type"], "/problems/verb-refused", "{problem}");
     let admin = setup.address("admin").to_string();
-    let file = setup.path("second.backup");
+    let file = setup.path("second.tar.zst");
     let refused = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
     let refused = message(&refused, 1);
     assert!(refused.contains("another backup"), "{refused}");
-    assert!(!file.exists() && !setup.path("second.backup.partial").exists());
+    assert!(!file.exists() && !setup.path("second.tar.zst.partial").exists());
     // The setup continues in the meantime, and the next backup can be made afterwards.
     let id = setup.deliver(&delivery("meanwhile", false)).await;
     setup.all_reach(&[id], "Processed").await;
@@ -280,7 +291,8 @@ async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
         .await;
 }
 
-/// Writes more to the broker than fits into the buffers to a client that does not read.
+/// Writes more to the broker than fits into the buffers to a client that does not read, although
+/// the backup is compressed.
 async fn fill(setup: &Setup) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", setup.address("broker").to_string());
@@ -289,8 +301,10 @@ async fn fill(setup: &Setup) {
     let options = AdminOptions::new();
     admin.create_topics([&topic], &options).await.unwrap();
     let producer: FutureProducer = config.create().unwrap();
-    let payload = vec![7; 900_000];
     for _ in 0..40 {
+        let payload: Vec<u8> = (0..900_000 / 16)
+            .flat_map(|_| Uuid::new_v4().into_bytes())
+            .collect();
         let record = FutureRecord::<(), _>::to("ballast").payload(&payload);
         let sent = producer.send(record, Duration::from_secs(30)).await;
         sent.unwrap();

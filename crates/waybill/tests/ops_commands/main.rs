@@ -219,6 +219,35 @@ async fn a_verb_for_many_asks_on_a_terminal() {
 }
 
 #[tokio::test]
+async fn states_have_colors_on_a_terminal_unless_they_are_turned_off() {
+    const RED: &str = "\u{1b}[31mError\u{1b}[0m";
+    let setup = Setup::new().await;
+    setup.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    let ids = setup.bring_to("Error", "parcel", &names("red", 1)).await;
+    let show = format!("show {}", ids[0]);
+    for command in ["list", &show] {
+        let on_a_terminal = |flag: &str| setup.ops_on_a_terminal(&format!("{command} {flag}"), "");
+        for (ran, is_colored) in [
+            (on_a_terminal(""), true),
+            (on_a_terminal("--color never"), false),
+            (setup.ops_without_colors(command), false),
+            (
+                setup.ops_without_colors(&format!("{command} --color always")),
+                true,
+            ),
+            (setup.ops(command), false),
+            (setup.ops(&format!("{command} --color always")), true),
+        ] {
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            assert_eq!(ran.out.contains(RED), is_colored, "{ran:?}");
+            assert!(is_colored || !ran.out.contains('\u{1b}'), "{ran:?}");
+        }
+    }
+    let json = setup.ops("list --output json --color always");
+    assert!(!json.out.contains('\u{1b}'), "{json:?}");
+}
+
+#[tokio::test]
 async fn a_redrive_survives_a_short_api_outage() {
     const PARKED: usize = 12;
     let setup = Setup::new().await;

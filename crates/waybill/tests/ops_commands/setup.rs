@@ -104,10 +104,21 @@ impl Setup {
 
     /// The same on a terminal, where a person types `answer`. Both streams are in `out`.
     pub fn ops_on_a_terminal(&self, line: &str, answer: &str) -> Ran {
+        // An empty variable counts as none.
+        self.ops_on_a_terminal_with(line, answer, "")
+    }
+
+    /// The same with `NO_COLOR`.
+    pub fn ops_without_colors(&self, line: &str) -> Ran {
+        self.ops_on_a_terminal_with(line, "", "1")
+    }
+
+    fn ops_on_a_terminal_with(&self, line: &str, answer: &str, no_color: &str) -> Ran {
         let (program, http) = (env!("CARGO_BIN_EXE_waybill"), self.addresses["http"]);
         let command = format!("{program} ops {line} --http {http}");
         let mut script = Command::new("script");
         without_test_variables(&mut script)
+            .env("NO_COLOR", no_color)
             .args(["--quiet", "--return", "--command", &command, "/dev/null"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
