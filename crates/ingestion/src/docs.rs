@@ -4,7 +4,9 @@
 //! constants of the routes, the pages from text in the program. No page loads anything from another
 //! server.
 
+pub mod examples;
 mod openapi;
+pub mod responses;
 
 use std::collections::HashMap;
 

@@ -15,12 +15,20 @@ pub const OPERATIONS: &str = "/v1/operations";
 pub const BATCH: &str = "/v1/operations:batch";
 /// The suffix of an operation's path for its events.
 pub const EVENTS: &str = "/events";
+/// The pattern of the paths of one operation.
+pub const OPERATION: &str = "/v1/operations/{id}";
+/// The pattern of the paths of its events.
+pub const EVENTS_OF_ONE: &str = "/v1/operations/{id}/events";
+/// The pattern of the paths of its verbs.
+pub const ASK: &str = "/v1/operations/{id}:{verb}";
 /// The path of the API's description.
 pub const OPENAPI: &str = "/openapi.json";
 /// The path of the page about the API.
 pub const DOCS: &str = "/docs";
 /// The base path of the pages about problems.
 pub const PROBLEMS: &str = "/problems";
+/// The pattern of these pages' paths.
+pub const PROBLEM: &str = "/problems/{kind}";
 
 /// The path of the operations that have requests in this form; `None` is the general form.
 pub fn base(form: Option<Form>) -> &'static str {

@@ -1,108 +1,115 @@
-//! The part of the document about requests in a form of their own.
+//! The part of the document about requests in a form of their own: the operations of the general
+//! form, with the texts, schemas and examples of this one.
 
-use serde_json::json;
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 use utoipa::ToSchema as _;
-use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathsBuilder};
+use utoipa::openapi::path::{
+    HttpMethod, Operation, Parameter, ParameterBuilder, ParameterIn, Paths,
+};
 use utoipa::openapi::schema::Type;
 use utoipa::openapi::{AllOfBuilder, ObjectBuilder, OneOfBuilder, Ref, RefOr, Schema};
-use waybill_api::form::{Form, FormDescription};
-use waybill_api::view::OperationView;
-use waybill_http::media_type::JSON;
+use waybill_api::form::{FormDescription, OperationText};
+use waybill_api::request::notify;
+use waybill_api::verb::Verb;
+use waybill_api::view::{AcceptedView, OperationView};
 use waybill_http::problem::Kind;
 
-use super::examples::{accepted_example, named_request, request_view_example, with};
-use super::ops::{ASK_REFUSALS, asked, cancelled, of_one, repeat_key};
-use super::{
-    CREATING, Described, GETTING, accepted_response, body, creating, found, getting,
-    idempotency_key, in_query, notify, null_is_absent, only, post, refusing, repeated,
+use super::{Described, Templates, content_of, content_of_body, refuse, verbs};
+use crate::docs::examples::{
+    accepted_example, cancelled, named_request, request_view_example, with,
 };
-use waybill_api::verb::Verb;
-use waybill_api::view::AcceptedView;
+use crate::docs::responses::OperationOrIds;
+use crate::service::OPERATOR;
 
 /// Adds the paths of a form.
-pub(super) fn add_paths(paths: PathsBuilder, (form, about): &Described) -> PathsBuilder {
+pub(super) fn add_paths(paths: &mut Paths, templates: &Templates, described: &Described) {
+    let (form, about) = described;
     let (collection, item) = (form.names.collection, form.names.item);
-    paths
-        .path(collection, only(HttpMethod::Post, create(*form, about)))
-        .path(item, only(HttpMethod::Get, get(*form, about)))
-        .path(item, only(HttpMethod::Delete, cancel(*form, about)))
-        .path(item, only(HttpMethod::Patch, change(about)))
-}
-
-fn create(form: Form, about: &FormDescription) -> OperationBuilder {
+    let (example, view) = (request_view_example(*form, about), about.view_schema);
     let accepted = accepted_example(form.names.workflow);
-    let operation = post(about.create.id, about.create.summary, about.tag)
-        .description(Some(paragraphs(CREATING, about.create.description)))
-        .parameter(idempotency_key())
-        .request_body(Some(body(
-            JSON,
-            Ref::from_schema_name(about.new_request_schema),
-            about.request_example.clone(),
-        )))
-        .response(
-            "202",
-            accepted_response(with(accepted, "request", named_request(form, about))),
-        )
-        .response(
-            "200",
-            repeated(view(about), request_view_example(form, about)),
-        );
-    creating(operation)
+    let accepted = with(accepted, "request", named_request(*form, about));
+
+    let mut create = named(&templates.create, about, about.create);
+    set_body(
+        &mut create,
+        about.new_request_schema,
+        &about.request_example,
+    );
+    content_of(&mut create, "202").example = Some(accepted);
+    set_repeat(&mut create, view, example.clone());
+    paths.add_path_operation(collection, vec![HttpMethod::Post], create);
+
+    let mut get = named(&templates.get, about, about.get);
+    let found = content_of(&mut get, "200");
+    found.schema = Some(Ref::from_schema_name(view).into());
+    found.example = Some(example.clone());
+    paths.add_path_operation(item, vec![HttpMethod::Get], get);
+
+    let mut cancel = verbs::asking(Verb::Cancel, templates);
+    cancel.description = None;
+    let mut cancel = named(&cancel, about, about.cancel);
+    cancel.request_body = None;
+    set_repeat(&mut cancel, view, cancelled(example));
+    let reason = ParameterBuilder::new()
+        .name("reason")
+        .parameter_in(ParameterIn::Query)
+        .description(Some("The reason."))
+        .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
+        .example(Some("ordered twice".into()));
+    without_operator(&mut cancel).push(reason.build().into());
+    paths.add_path_operation(item, vec![HttpMethod::Delete], cancel);
+
+    let mut change = templates.ask.clone();
+    change.description = None;
+    let mut change = named(&change, about, about.change);
+    set_body(&mut change, about.change_schema, &about.change_example);
+    without_operator(&mut change);
+    refuse(&mut change, &[Kind::StepSent, Kind::TooManyRequests]);
+    paths.add_path_operation(item, vec![HttpMethod::Patch], change);
 }
 
-fn get(form: Form, about: &FormDescription) -> OperationBuilder {
-    getting(about.get.id, about.get.summary, about.tag)
-        .description(Some(paragraphs(GETTING, about.get.description)))
-        .response("200", found(view(about), request_view_example(form, about)))
+/// A copy of an operation with these texts. Its description begins with that of the general form.
+fn named(operation: &Operation, about: &FormDescription, text: OperationText) -> Operation {
+    let mut operation = operation.clone();
+    operation.operation_id = Some(text.id.to_owned());
+    operation.summary = Some(text.summary.to_owned());
+    operation.tags = Some(vec![about.tag.to_owned()]);
+    let general = operation.description.as_deref().unwrap_or_default();
+    let paragraphs = [general, text.description];
+    let paragraphs = paragraphs.into_iter().filter(|text| !text.is_empty());
+    operation.description = Some(paragraphs.collect::<Vec<_>>().join("\n\n"));
+    operation
 }
 
-fn cancel(form: Form, about: &FormDescription) -> OperationBuilder {
-    let example = cancelled(request_view_example(form, about));
-    let operation = of_one(about.cancel.id, about.cancel.summary, about.tag)
-        .parameter(repeat_key())
-        .description(Some(about.cancel.description))
-        .parameter(in_query("reason", "The reason.", json!("ordered twice")))
-        .response("202", asked(Verb::Cancel.as_str()))
-        .response("200", repeated(view(about), example));
-    refusing(
-        refusing(operation, &[Kind::OperationFinal, Kind::TooManyRequests]),
-        &ASK_REFUSALS,
-    )
+fn set_body(operation: &mut Operation, schema: &str, example: &Value) {
+    let content = content_of_body(operation);
+    content.schema = Some(Ref::from_schema_name(schema).into());
+    content.example = Some(example.clone());
 }
 
-fn change(about: &FormDescription) -> OperationBuilder {
-    let operation = of_one(about.change.id, about.change.summary, about.tag)
-        .parameter(repeat_key())
-        .description(Some(about.change.description))
-        .request_body(Some(body(
-            JSON,
-            Ref::from_schema_name(about.change_schema),
-            about.change_example.clone(),
-        )))
-        .response("202", asked("reschedule"));
-    refusing(
-        refusing(operation, &[Kind::StepSent, Kind::TooManyRequests]),
-        &ASK_REFUSALS,
-    )
+/// Sets the response to a repeat.
+fn set_repeat(operation: &mut Operation, view: &str, example: Value) {
+    let content = content_of(operation, "200");
+    content.schema = Some(OperationOrIds::schema_of(Ref::from_schema_name(view)));
+    content.example = Some(example);
 }
 
-fn view(about: &FormDescription) -> Ref {
-    Ref::from_schema_name(about.view_schema)
-}
-
-fn paragraphs(first: &str, second: &str) -> String {
-    match second {
-        "" => first.to_owned(),
-        _ => format!("{first}\n\n{second}"),
-    }
+/// Removes the header with the operator's name; returns the other parameters.
+fn without_operator(operation: &mut Operation) -> &mut Vec<RefOr<Parameter>> {
+    let parameters = operation.parameters.get_or_insert_default();
+    let is_operator = |it: &RefOr<Parameter>| matches!(it, RefOr::T(it) if it.name == OPERATOR);
+    parameters.retain(|parameter| !is_operator(parameter));
+    parameters
 }
 
 /// Adds the schemas of the forms, and the requests that their answers show.
-pub(super) fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>, described: &[Described]) {
+pub(super) fn add_schemas(schemas: &mut BTreeMap<String, RefOr<Schema>>, described: &[Described]) {
     for (_, about) in described {
         schemas.extend(about.schemas.iter().cloned());
-        schemas.push((about.new_request_schema.to_owned(), new_request(about)));
-        schemas.push((about.view_schema.to_owned(), request_view(about)));
+        schemas.insert(about.new_request_schema.to_owned(), new_request(about));
+        schemas.insert(about.view_schema.to_owned(), request_view(about));
     }
     let requests = described.iter().map(|(_, about)| about.request_schema);
     let requests: Vec<_> = requests.collect();
@@ -110,11 +117,9 @@ pub(super) fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>, described:
         return;
     }
     let about = "For a request in a form of its own: the request, with its id.";
-    let name = AcceptedView::name();
-    let accepted = schemas.iter_mut().find(|(schema, _)| *schema == name);
-    if let Some((_, RefOr::T(Schema::Object(accepted)))) = accepted {
-        let request = ("request".to_owned(), optional(&requests, about));
-        accepted.properties.extend([request]);
+    if let Some(RefOr::T(Schema::Object(accepted))) = schemas.get_mut(&*AcceptedView::name()) {
+        let request = optional(&requests, about);
+        accepted.properties.insert("request".to_owned(), request);
     }
 }
 
@@ -126,8 +131,7 @@ fn new_request(about: &FormDescription) -> RefOr<Schema> {
         .cloned()
         .expect("a form has the schema of its requests");
     if let RefOr::T(Schema::Object(request)) = &mut schema {
-        let with_notify = null_is_absent(ObjectBuilder::new().property("notify", notify()));
-        request.properties.extend(with_notify.properties);
+        request.properties.insert("notify".to_owned(), notify());
     }
     schema
 }
