@@ -56,6 +56,8 @@ pub enum Route<'a> {
     Batch,
     OpenApi,
     Docs,
+    /// A file that the page about the API loads.
+    DocsFile(&'a str),
     Problem(&'a str),
     Home,
     Nothing,
@@ -79,6 +81,7 @@ impl Route<'_> {
                 .or_else(|| below(OPERATIONS).map(Route::Operation))
                 .or_else(|| events_of(path).map(Route::Events))
                 .or_else(|| below(PROBLEMS).map(Route::Problem))
+                .or_else(|| below(DOCS).map(Route::DocsFile))
                 .or_else(|| {
                     forms.iter().find_map(|form| match form.names.collection {
                         collection if collection == path => Some(Route::Requests(form)),
@@ -105,7 +108,12 @@ impl Route<'_> {
                 None => Some(Scope::Read),
             },
             Self::Events(_) => Some(Scope::Read),
-            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home | Self::Nothing => None,
+            Self::OpenApi
+            | Self::Docs
+            | Self::DocsFile(_)
+            | Self::Problem(_)
+            | Self::Home
+            | Self::Nothing => None,
         }
     }
 
@@ -121,7 +129,9 @@ impl Route<'_> {
             Self::Operation(_) => RouteLabel::GetOperation,
             Self::Events(_) => RouteLabel::Events,
             Self::Batch => RouteLabel::Batch,
-            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home => RouteLabel::Docs,
+            Self::OpenApi | Self::Docs | Self::DocsFile(_) | Self::Problem(_) | Self::Home => {
+                RouteLabel::Docs
+            }
             Self::Nothing => RouteLabel::Other,
         }
     }
@@ -170,6 +180,7 @@ mod tests {
             ("PUT", "/v1/operations", Some(submit)),
             ("GET", "/openapi.json", None),
             ("GET", "/docs", None),
+            ("GET", "/docs/page.js", None),
             ("GET", "/problems/not-found", None),
             ("GET", "/", None),
             ("GET", "/nothing", None),
@@ -198,6 +209,8 @@ mod tests {
             ("/v1/operations/x/y/events", Route::Nothing),
             ("/v1/operationsx", Route::Nothing),
             ("/problems/not-found", Route::Problem("not-found")),
+            ("/docs", Route::Docs),
+            ("/docs/page.js", Route::DocsFile("page.js")),
             ("/", Route::Home),
             ("*", Route::Nothing),
         ];

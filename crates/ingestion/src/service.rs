@@ -174,7 +174,11 @@ impl Api {
                 handlers::follow_operation(self, id, call).await
             }
             Route::OpenApi if is_get => Ok(handlers::get_openapi(self)),
-            Route::Docs if is_get => Ok(handlers::get_docs(self)),
+            Route::Docs if is_get => Ok(handlers::get_docs()),
+            Route::DocsFile(name) if is_get => {
+                let file = Docs::file(name).ok_or_else(not_found)?;
+                Ok(self::reply::file(&file, &head.headers))
+            }
             Route::Problem(kind) if is_get => handlers::get_problem(self, kind),
             Route::Home if is_get => Ok(redirect(DOCS)),
             Route::Nothing => Err(not_found()),
@@ -188,6 +192,7 @@ impl Api {
             Route::Operation(_)
             | Route::OpenApi
             | Route::Docs
+            | Route::DocsFile(_)
             | Route::Problem(_)
             | Route::Home => Err(Problem::method_not_allowed("GET, HEAD")),
         }

@@ -25,6 +25,7 @@ pub fn pattern(route: Route<'_>) -> Option<&'static str> {
         | Route::Batch
         | Route::OpenApi
         | Route::Docs
+        | Route::DocsFile(_)
         | Route::Problem(_)
         | Route::Home
         | Route::Nothing => None,

@@ -18,6 +18,7 @@ use waybill_http::problem::Problem;
 
 use super::reply::{page, whole};
 use super::{Api, Call, Reply, not_found};
+use crate::docs::Docs;
 use crate::docs::examples::{
     WORKFLOW, accepted_example, asked_example, batch_example, events_example, list_example,
     operation_view_example, with,
@@ -236,8 +237,8 @@ pub fn get_openapi(api: &Api) -> Reply {
     responses((status = 200, description = "The OpenAPI document as an HTML page", body = String,
         content_type = "text/html")),
 )]
-pub fn get_docs(api: &Api) -> Reply {
-    page(api.docs.page())
+pub fn get_docs() -> Reply {
+    page(Docs::page())
 }
 
 /// Describe a problem type
