@@ -1,11 +1,10 @@
-//! The API's description, and its HTML pages.
+//! The documents that are served with the API: its description, and HTML pages.
 //!
-//! The description and the pages are built once, at the start: from the handlers, the views and the
-//! constants of the routes. No page loads anything from another server, or runs a script of its own
-//! text.
+//! They are built once, at the start. No page loads anything from another server, or runs a script
+//! of its own text. Below are the examples and the responses that the description shares with the
+//! handlers.
 
 pub mod examples;
-mod openapi;
 pub mod responses;
 
 use std::collections::HashMap;
@@ -17,7 +16,6 @@ use bytes::Bytes;
 use flate2::read::GzDecoder;
 use hyper::header::HeaderValue;
 use sha2::{Digest as _, Sha256};
-use waybill_api::form::Forms;
 use waybill_http::problem::{self, Kind, STYLE};
 
 /// What the page about the API may do: run and show the files next to it, and send requests to this
@@ -75,9 +73,8 @@ impl PageFile {
 }
 
 impl Docs {
-    /// Builds the documents of a server with authentication (`is_guarded`) or without, and with
-    /// these forms.
-    pub fn new(is_guarded: bool, forms: &Forms) -> Self {
+    /// Builds the pages about problems. `openapi` is the description.
+    pub fn new(openapi: String) -> Self {
         let problems = Kind::ALL
             .into_iter()
             .map(|kind| (kind.name(), problem::page(kind).into()))
@@ -88,7 +85,7 @@ impl Docs {
              frame-ancestors 'none'"
         );
         Self {
-            openapi: openapi::document(is_guarded, forms).into(),
+            openapi: openapi.into(),
             problems,
             problem_policy: HeaderValue::try_from(policy).expect("a policy is visible text"),
         }
@@ -153,7 +150,7 @@ mod tests {
 
     #[test]
     fn pages_are_complete_and_load_nothing_from_elsewhere() {
-        let docs = Docs::new(true, &Forms::default());
+        let docs = Docs::new(String::new());
         let mut pages = vec![Docs::page()];
         pages.extend(Kind::ALL.map(|kind| docs.problem(kind.name()).unwrap()));
         for page in pages {

@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 use waybill_api::form::{EXAMPLE_ID, Form, FormDescription, example_view};
 use waybill_api::verb::Verb;
 
-use super::openapi::Described;
 use crate::route::OPERATIONS;
+
+/// A form with its description.
+pub type Described = (Form, FormDescription);
 
 /// The workflow of the example.
 pub const WORKFLOW: &str = "order-fulfilment";

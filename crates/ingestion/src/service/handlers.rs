@@ -2,7 +2,7 @@
 //! its doc comment is the summary and the description of the operation there.
 //!
 //! What must hold: a status, a parameter and a refusal is listed where its handler is declared.
-//! `docs::openapi` adds what depends on settings and workflows.
+//! `openapi` adds what depends on settings and workflows.
 //!
 //! Deliberately absent: the paths of forms. They differ by workflow, so the description makes them
 //! of the operations here.

@@ -16,9 +16,9 @@ use waybill_api::verb::Verb;
 use waybill_api::view::{AcceptedView, OperationView};
 use waybill_http::problem::Kind;
 
-use super::{Described, Templates, content_of, content_of_body, refuse, verbs};
+use super::{Templates, content_of, content_of_body, refuse, verbs};
 use crate::docs::examples::{
-    accepted_example, cancelled, named_request, request_view_example, with,
+    Described, accepted_example, cancelled, named_request, request_view_example, with,
 };
 use crate::docs::responses::OperationOrIds;
 use crate::service::OPERATOR;

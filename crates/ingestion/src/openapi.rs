@@ -12,18 +12,15 @@ use utoipa::openapi::path::{Operation, Paths};
 use utoipa::openapi::tag::{Tag, TagBuilder};
 use utoipa::openapi::{Content, OpenApi, RefOr, Schema};
 use utoipa::{OpenApi as _, ToSchema as _};
-use waybill_api::form::{Form, FormDescription, Forms};
+use waybill_api::form::{FormDescription, Forms};
 use waybill_api::request::OperationRequest;
 use waybill_api::view::{EventView, OperationIdsView};
 use waybill_http::problem::{Kind, ProblemDetails};
 
-use super::examples::{ndjson, operation_example};
-use super::responses::refusal;
+use crate::docs::examples::{Described, ndjson, operation_example};
+use crate::docs::responses::refusal;
 use crate::route::{ASK, BATCH, OPERATION, OPERATIONS};
 use crate::service::handlers;
-
-/// A form with its description.
-pub type Described = (Form, FormDescription);
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
