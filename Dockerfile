@@ -62,6 +62,9 @@ LABEL org.opencontainers.image.title="Waybill" \
       org.opencontainers.image.base.name="docker.io/library/debian:bookworm-20260824-slim" \
       org.opencontainers.image.base.digest="sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171"
 COPY LICENSE /usr/share/doc/waybill/LICENSE
+# Those of Swagger UI, which is in the program.
+COPY crates/ingestion/src/docs/vendor/LICENSE crates/ingestion/src/docs/vendor/NOTICE \
+     crates/ingestion/src/docs/vendor/LICENSES-of-parts.txt /usr/share/doc/waybill/swagger-ui/
 COPY --from=programs /out/waybill /usr/local/bin/waybill
 # The embedded broker and store, the services' ledger, and the names by which agents regain their share of the work.
 ENV WAYBILL_DATA_DIR=/var/lib/waybill

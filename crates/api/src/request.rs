@@ -5,6 +5,7 @@
 //! are reported together.
 
 mod envelope;
+mod general;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use waybill_messages::is_topic_name;
 use waybill_telemetry::visible::is_name;
 
 pub use self::envelope::{Envelope, IDEMPOTENCY_KEY, TRACEPARENT};
+pub use self::general::{OperationRequest, notify};
 use super::form::{CanonicalInput, Form, FormInput, Forms};
 use super::id::{self, CallerId};
 use super::tenant_limits::TenantLimits;

@@ -7,6 +7,8 @@
 //!
 //! Deliberately absent: whether an operation accepts a verb. Its scheduler decides that.
 
+use serde::Serialize;
+use utoipa::ToSchema;
 use waybill_engine::{ProcessState, RecoveryVerb};
 
 /// A verb on one operation.
@@ -26,6 +28,27 @@ pub enum Verb {
     Abandon,
     /// Run the operation again as a new one: [`Resubmit`](Self::Resubmit) with the field `asNew`.
     ResubmitAsNew,
+}
+
+/// The body of a verb. Each verb has the [fields](Verb::fields) of its row in the table.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VerbRequest {
+    /// The reason, for people; at most 1,024 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The operator's name, for the history. Defaults to the header Waybill-Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// The step that an operator undid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// The workflow, if the operation does not exist yet and the cancel reserves its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workflow: Option<String>,
+    /// Run the operation again as a new one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_new: Option<bool>,
 }
 
 /// What is known about a verb.

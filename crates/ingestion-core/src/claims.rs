@@ -7,6 +7,9 @@
 //! What must hold: from the moment when a request with a caller's id is admitted until it is
 //! forgotten, every other request with that id gets its outcome. The outcome moves from the
 //! requests in flight to the accepted ones in one call.
+//!
+//! Not quick_cache or moka: they know nothing of the requests in flight, and they may evict a
+//! request that was accepted just now, whose row is the one that does not exist yet.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};

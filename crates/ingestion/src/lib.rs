@@ -26,6 +26,7 @@ mod docs;
 mod intake;
 mod logs;
 mod measure;
+mod openapi;
 mod refusals;
 mod reply_topics;
 mod request_lookup;
@@ -195,7 +196,8 @@ impl Ingestion {
         let following = batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
         // A workflow that is not configured has no routes, and no part of the description.
         let served = forms.configured(&workflows);
-        let docs = Docs::new(guards.auth.authenticator().is_some(), &served);
+        let is_guarded = guards.auth.authenticator().is_some();
+        let docs = Docs::new(openapi::document(is_guarded, &served));
         let api = Arc::new(Api {
             auth: guards.auth,
             hosts: guards.hosts,

@@ -6,6 +6,7 @@
 //! caller is known to be allowed to send it.
 
 mod events;
+pub mod handlers;
 mod ops;
 mod query;
 mod reply;
@@ -36,7 +37,7 @@ use waybill_http::payload::{Parts, Patience, Payload, read_whole};
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_http::{ArrivingBody, Hosts, Refusal, RequestBody, Service};
 
-use self::reply::{page, problem, redirect, whole};
+use self::reply::{problem, redirect};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::docs::Docs;
 use super::intake::{Answer, Intake};
@@ -49,7 +50,7 @@ use super::tenant_semaphore::{MeasuredBody, Permit, RevocablePermit, TenantSemap
 use super::token::StatusToken;
 
 pub use self::events::Events;
-pub use self::ops::ListAdmission;
+pub use self::ops::{ListAdmission, OPERATOR};
 pub use self::query::{
     OF_CANCEL, OF_LIST, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
 };
@@ -87,6 +88,14 @@ pub struct Api {
     pub batches: TaskTracker,
     /// Ends them early.
     pub stop: CancellationToken,
+}
+
+/// A request of a caller who has the scope for it.
+pub struct Call<'a> {
+    query: Option<&'a str>,
+    headers: &'a HeaderMap,
+    body: RequestBody,
+    caller: &'a Caller,
 }
 
 impl Service for Api {
@@ -138,43 +147,40 @@ impl Api {
         self.hosts.check(&head.method, &head.uri, &head.headers)?;
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
-        let (query, headers) = (head.uri.query(), &head.headers);
         let caller = &match route.scope(&head.method) {
-            Some(scope) => self.auth.admit(headers, scope)?,
+            Some(scope) => self.auth.admit(&head.headers, scope)?,
             None => Caller::ANYBODY,
         };
+        let call = Call {
+            query: head.uri.query(),
+            headers: &head.headers,
+            body,
+            caller,
+        };
         match route {
-            Route::Requests(form) if is_post => {
-                refuse_parameters(query, caller)?;
-                self.create(headers, body, Some(form), caller).await
-            }
-            Route::Operations if is_post => {
-                refuse_parameters(query, caller)?;
-                self.create(headers, body, None, caller).await
-            }
-            Route::Batch if is_post => {
-                refuse_parameters(query, caller)?;
-                self.start_batch(headers, body, caller)
-            }
-            Route::Request(form, id) if is_get => self.show(id, query, Some(form), caller).await,
+            Route::Requests(form) if is_post => self.create(Some(form), call).await,
+            Route::Operations if is_post => handlers::create_operation(self, call).await,
+            Route::Batch if is_post => handlers::create_operations(self, call),
+            Route::Request(form, id) if is_get => self.show(id, Some(form), call).await,
             Route::Request(form, id) if head.method == Method::DELETE => {
-                self.cancel_in_form(form, id, query, headers, caller).await
+                self.cancel_in_form(form, id, call).await
             }
             Route::Request(form, id) if head.method == Method::PATCH => {
-                self.reschedule(form, id, query, headers, body, caller)
-                    .await
+                self.reschedule(form, id, call).await
             }
-            Route::Operations if is_get => self.list(query, caller).await,
-            Route::Operation(id) if is_get => self.show(id, query, None, caller).await,
-            Route::Operation(part) if is_post => self.ask(part, query, headers, body, caller).await,
+            Route::Operations if is_get => handlers::list_operations(self, call).await,
+            Route::Operation(id) if is_get => handlers::get_operation(self, id, call).await,
+            Route::Operation(part) if is_post => handlers::ask_operation(self, part, call).await,
             Route::Events(id) if head.method == Method::GET => {
-                self.events(id, query, headers, caller).await
+                handlers::follow_operation(self, id, call).await
             }
-            Route::OpenApi if is_get => Ok(whole(StatusCode::OK, JSON, self.docs.openapi())),
-            Route::Docs if is_get => Ok(page(self.docs.page())),
-            Route::Problem(name) if is_get => {
-                self.docs.problem(name).map(page).ok_or_else(not_found)
+            Route::OpenApi if is_get => Ok(handlers::get_openapi(self)),
+            Route::Docs if is_get => Ok(handlers::get_docs()),
+            Route::DocsFile(name) if is_get => {
+                let file = Docs::file(name).ok_or_else(not_found)?;
+                Ok(self::reply::file(&file, &head.headers))
             }
+            Route::Problem(kind) if is_get => handlers::get_problem(self, kind),
             Route::Home if is_get => Ok(redirect(DOCS)),
             Route::Nothing => Err(not_found()),
             Route::Requests(_) | Route::Batch => Err(Problem::method_not_allowed("POST")),
@@ -187,18 +193,20 @@ impl Api {
             Route::Operation(_)
             | Route::OpenApi
             | Route::Docs
+            | Route::DocsFile(_)
             | Route::Problem(_)
             | Route::Home => Err(Problem::method_not_allowed("GET, HEAD")),
         }
     }
 
-    async fn create(
-        &self,
-        headers: &HeaderMap,
-        body: RequestBody,
-        form: Option<Form>,
-        caller: &Caller,
-    ) -> Result<Reply, Problem> {
+    async fn create(&self, form: Option<Form>, call: Call<'_>) -> Result<Reply, Problem> {
+        let Call {
+            query,
+            headers,
+            body,
+            caller,
+        } = call;
+        refuse_parameters(query, caller)?;
         check_media_type(headers, JSON)?;
         let envelope = Envelope::of(headers).from(caller);
         let announced = body
@@ -228,15 +236,9 @@ impl Api {
         }
     }
 
-    async fn show(
-        &self,
-        id: &str,
-        query: Option<&str>,
-        form: Option<Form>,
-        caller: &Caller,
-    ) -> Result<Reply, Problem> {
+    async fn show(&self, id: &str, form: Option<Form>, call: Call<'_>) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query, caller, &OF_ONE)?;
+        let parameters = Parameters::read(call.query, call.caller, &OF_ONE)?;
         let query = Query {
             id: &id,
             tenant: &parameters.tenant,
@@ -254,12 +256,14 @@ impl Api {
         Ok(reply)
     }
 
-    fn start_batch(
-        &self,
-        headers: &HeaderMap,
-        body: RequestBody,
-        caller: &Caller,
-    ) -> Result<Reply, Problem> {
+    fn start_batch(&self, call: Call<'_>) -> Result<Reply, Problem> {
+        let Call {
+            query,
+            headers,
+            body,
+            caller,
+        } = call;
+        refuse_parameters(query, caller)?;
         check_media_type(headers, NDJSON)?;
         let envelope = Envelope::of(headers).checked()?.from(caller);
         if envelope.has_key() {

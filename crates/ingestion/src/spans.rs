@@ -7,7 +7,7 @@ use waybill_engine::{CreateRequest, Offset, PartitionId};
 use waybill_kafka::ProduceError;
 use waybill_telemetry::trace::{self, OpenSpan, SpanKind, names};
 
-use super::route::{OPERATIONS, Route};
+use super::route::{OPERATION, OPERATIONS, Route};
 
 const SCOPE: &str = "waybill.ingestion";
 
@@ -20,11 +20,12 @@ pub fn pattern(route: Route<'_>) -> Option<&'static str> {
         Route::Requests(form) => Some(form.names.collection),
         Route::Request(form, _) => Some(form.names.item),
         Route::Operations => Some(OPERATIONS),
-        Route::Operation(_) => Some("/v1/operations/{id}"),
+        Route::Operation(_) => Some(OPERATION),
         Route::Events(_)
         | Route::Batch
         | Route::OpenApi
         | Route::Docs
+        | Route::DocsFile(_)
         | Route::Problem(_)
         | Route::Home
         | Route::Nothing => None,

@@ -103,6 +103,46 @@ async fn another_workflow_alone_is_described_without_the_built_in_one() {
     has_none_of(&log, &["drone"], "the log");
 }
 
+#[test]
+fn a_browser_shows_the_page_about_the_api_within_its_policy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_process, addresses) = up(&directory, "", &[]);
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let mut shown = names.iter().filter_map(|name| {
+        Command::new(name)
+            .args(["--headless=new", "--no-sandbox", "--disable-gpu"])
+            .args(["--disable-dev-shm-usage", "--no-first-run"])
+            // What the page reports, such as a violation of its policy.
+            .arg("--enable-logging=stderr")
+            // Scripts and requests have ended when this much of the page's own time has passed.
+            .args(["--virtual-time-budget=30000", "--dump-dom"])
+            .arg(format!(
+                "--user-data-dir={}/profile",
+                directory.path().display()
+            ))
+            .arg(format!("http://{}/docs", addresses["http"]))
+            .output()
+            .ok()
+    });
+    let Some(shown) = shown.next().filter(|shown| shown.status.success()) else {
+        println!("SKIPPED: no Chromium on this machine");
+        return;
+    };
+    let page = String::from_utf8_lossy(&shown.stdout);
+    for operation in ["Deliveries-createDelivery", "Operators-listOperations"] {
+        assert!(
+            page.contains(&format!("id=\"operations-{operation}\"")),
+            "{page}"
+        );
+    }
+    let log = String::from_utf8_lossy(&shown.stderr);
+    let reported: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("CONSOLE"))
+        .collect();
+    assert!(reported.is_empty(), "{reported:?}");
+}
+
 /// A token for everything, in the program's tokens file.
 fn token(directory: &TempDir) -> String {
     let made = waybill()

@@ -27,7 +27,7 @@ use waybill_http::payload::Payload;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 use self::cursor::EventCursor;
-use super::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
+use super::{Api, Call, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
 use crate::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
 use crate::status::{self, Query, Status};
 use crate::store_reads::StoreReads;
@@ -173,13 +173,13 @@ fn stamp(seen: &Seen) -> Option<Stamp> {
 
 impl Api {
     /// `GET /v1/operations/{id}/events`.
-    pub async fn events(
-        &self,
-        id: &str,
-        query: Option<&str>,
-        headers: &HeaderMap,
-        caller: &Caller,
-    ) -> Result<Reply, Problem> {
+    pub async fn events(&self, id: &str, call: Call<'_>) -> Result<Reply, Problem> {
+        let Call {
+            query,
+            headers,
+            caller,
+            ..
+        } = call;
         let id = decoded(id).ok_or_else(not_found)?;
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let cursor = cursor_of(headers)?;

@@ -32,6 +32,7 @@ use waybill_http::problem::{Kind, Problem};
 use super::{Api, Parameters, Reply, json, set};
 use crate::status::{self, Query, Status, TenantMatch};
 
+pub use self::body::OPERATOR;
 pub use self::list::ListAdmission;
 
 /// The largest body of a verb, in bytes: a reason, a name and a few words.

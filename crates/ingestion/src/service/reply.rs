@@ -1,14 +1,14 @@
 //! Answers: their bodies and their headers.
 
 use bytes::Bytes;
-use hyper::header::{self, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 use waybill_http::media_type::JSON;
 use waybill_http::payload::Payload;
 use waybill_http::problem::{Kind, Problem};
 
-use crate::docs::Docs;
+use crate::docs::{Page, PageFile};
 
 const HTML: &str = "text/html; charset=utf-8";
 
@@ -32,15 +32,48 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
 }
 
 /// An HTML page.
-pub fn page(html: Bytes) -> Reply {
-    let mut reply = whole(StatusCode::OK, HTML, html);
-    set_static(
-        &mut reply,
-        header::CONTENT_SECURITY_POLICY,
-        Docs::CONTENT_SECURITY_POLICY,
-    );
+pub fn page(page: Page) -> Reply {
+    let mut reply = whole(StatusCode::OK, HTML, page.html);
+    let headers = reply.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, page.policy);
     set_static(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     reply
+}
+
+/// A file of a page, compressed if the client takes gzip.
+pub fn file(file: &PageFile, request: &HeaderMap) -> Reply {
+    let gzip = file.gzip();
+    let is_compressed = gzip.is_some();
+    let gzip = gzip.filter(|_| takes_gzip(request));
+    let is_gzip = gzip.is_some();
+    let body = gzip.unwrap_or_else(|| file.plain());
+    let mut reply = whole(StatusCode::OK, file.media_type, body);
+    if is_gzip {
+        set_static(&mut reply, header::CONTENT_ENCODING, "gzip");
+    }
+    if is_compressed {
+        set_static(&mut reply, header::VARY, "Accept-Encoding");
+    }
+    let caching = match file.is_immutable {
+        true => "public, max-age=31536000, immutable",
+        false => "no-cache",
+    };
+    set_static(&mut reply, header::CACHE_CONTROL, caching);
+    set_static(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    reply
+}
+
+/// Whether a client names gzip among the encodings that it takes, and does not exclude it.
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let given = headers.get_all(header::ACCEPT_ENCODING).iter();
+    let mut encodings = given
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','));
+    encodings.any(|encoding| {
+        let (name, weight) = encoding.split_once(';').unwrap_or((encoding, ""));
+        let weight = weight.trim().strip_prefix("q=").map(str::parse::<f32>);
+        name.trim().eq_ignore_ascii_case("gzip") && weight != Some(Ok(0.0))
+    })
 }
 
 /// A redirect.
@@ -70,4 +103,28 @@ pub fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static s
     reply
         .headers_mut()
         .insert(name, HeaderValue::from_static(value));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::docs::Docs;
+
+    #[test]
+    fn a_file_is_compressed_only_for_clients_that_take_gzip() {
+        let encoding = |accepted: &'static str| {
+            let accepted = HeaderValue::from_static(accepted);
+            let request = [(header::ACCEPT_ENCODING, accepted)].into_iter().collect();
+            let script = Docs::file("swagger-ui-5.35.0.js").unwrap();
+            let reply = file(&script, &request);
+            let encoding = reply.headers().get(header::CONTENT_ENCODING).cloned();
+            encoding.map(|encoding| encoding.to_str().unwrap().to_owned())
+        };
+        for accepted in ["gzip", "br, GZIP;q=0.5", "gzip;q=1.0"] {
+            assert_eq!(encoding(accepted).as_deref(), Some("gzip"), "{accepted}");
+        }
+        for accepted in ["", "br", "gzip;q=0", "gzip; q=0.000"] {
+            assert_eq!(encoding(accepted), None, "{accepted}");
+        }
+    }
 }

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
+use waybill_api::verb::VerbRequest;
 use waybill_api::view::{OperationView, VerbAcceptedView};
 use waybill_http::problem::{Kind, ProblemDetails};
 use waybill_telemetry::VERSION;
@@ -255,13 +256,15 @@ impl Api {
         id: &str,
         tenant: Option<&str>,
         verb: &str,
-        body: &serde_json::Value,
+        body: &VerbRequest,
         key: &str,
     ) -> Result<Answer, ApiError> {
         let query = query_of(&tenant_pair(tenant));
         let path = format!("{}:{verb}{query}", path_of(id));
         let body = Asking {
-            body: body.to_string().into(),
+            body: serde_json::to_vec(body)
+                .expect("texts and a flag serialize")
+                .into(),
             key,
         };
         let (status, json) = self.send(Method::POST, &path, Some(body)).await?;

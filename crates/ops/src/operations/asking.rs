@@ -1,7 +1,6 @@
 //! A verb with its arguments, and how an operation shows that it was applied.
 
-use serde_json::{Map, Value};
-use waybill_api::verb::Verb;
+use waybill_api::verb::{Verb, VerbRequest};
 use waybill_api::view::{HistoryView, OperationView};
 use waybill_engine::{ProcessState, StepState};
 
@@ -19,22 +18,15 @@ pub(super) struct Asking {
 
 impl Asking {
     /// The body of the request.
-    pub(super) fn body(&self) -> Value {
-        let mut body = Map::new();
-        let texts = [
-            ("reason", &self.reason),
-            ("by", &self.by),
-            ("step", &self.step),
-        ];
-        for (name, text) in texts {
-            if let Some(text) = text.as_deref().filter(|text| !text.is_empty()) {
-                body.insert(name.to_owned(), text.into());
-            }
+    pub(super) fn body(&self) -> VerbRequest {
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        VerbRequest {
+            reason: given(&self.reason),
+            by: given(&self.by),
+            step: given(&self.step),
+            as_new: (self.verb == Verb::ResubmitAsNew).then_some(true),
+            ..VerbRequest::default()
         }
-        if self.verb == Verb::ResubmitAsNew {
-            body.insert("asNew".to_owned(), true.into());
-        }
-        Value::Object(body)
     }
 
     /// Whether the operation is in the state that the verb leads to.
@@ -181,7 +173,7 @@ mod tests {
                 json!({"reason": "by hand", "step": "drone"}),
             ),
         ] {
-            assert_eq!(asking.body(), body);
+            assert_eq!(serde_json::to_value(asking.body()).unwrap(), body);
         }
     }
 

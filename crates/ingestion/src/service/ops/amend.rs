@@ -12,7 +12,6 @@ use waybill_engine::{
     AmendRequest, Amendment, OperationId, OperationRequest, OperationRow, Position, Priority,
     Timestamp, Workflows,
 };
-use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Scope};
 use waybill_http::json;
 use waybill_http::media_type::{JSON, check_media_type};
@@ -22,7 +21,9 @@ use super::body::{self, Requester, VerbBody};
 use super::{Key, accepted};
 use crate::refusals::{self, CancelWouldBe};
 use crate::route::{base, location};
-use crate::service::{Api, OF_CANCEL, OF_ONE, Parameters, Reply, decoded, json, not_found, set};
+use crate::service::{
+    Api, Call, OF_CANCEL, OF_ONE, Parameters, Reply, decoded, json, not_found, set,
+};
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
 use crate::view::{RequestView, of_row};
@@ -48,10 +49,14 @@ impl Api {
         &self,
         form: Form,
         id: &str,
-        query: Option<&str>,
-        headers: &HeaderMap,
-        caller: &Caller,
+        call: Call<'_>,
     ) -> Result<Reply, Problem> {
+        let Call {
+            query,
+            headers,
+            caller,
+            ..
+        } = call;
         let parameters = Parameters::read(query, caller, &OF_CANCEL)?;
         let verb_body = VerbBody {
             reason: body::reason(&parameters.reason)?,
@@ -116,16 +121,14 @@ impl Api {
     }
 
     /// `PATCH` of a request in a form of its own.
-    pub async fn reschedule(
-        &self,
-        form: Form,
-        id: &str,
-        query: Option<&str>,
-        headers: &HeaderMap,
-        body: RequestBody,
-        caller: &Caller,
-    ) -> Result<Reply, Problem> {
+    pub async fn reschedule(&self, form: Form, id: &str, call: Call<'_>) -> Result<Reply, Problem> {
         const VERB: &str = "reschedule";
+        let Call {
+            query,
+            headers,
+            body,
+            caller,
+        } = call;
         let id = decoded(id).ok_or_else(not_found)?;
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let key = Key::of(headers)?;

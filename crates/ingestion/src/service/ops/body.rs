@@ -11,7 +11,7 @@ use waybill_http::problem::{FieldProblem, Problem};
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 /// The header that names the operator, if the body does not.
-const OPERATOR: &str = "Waybill-Operator";
+pub const OPERATOR: &str = "Waybill-Operator";
 
 /// The name of an operator who gave none.
 const UNNAMED_OPERATOR: &str = "operator";

@@ -21,13 +21,13 @@ use uuid::Uuid;
 use waybill_api::view::{ItemView, ListView, PAGE_ITEMS_MAX, UNREADABLE};
 use waybill_clock::wall_clock;
 use waybill_engine::{OperationRow, ProcessState, Timestamp, Workflows};
-use waybill_http::auth::{Caller, Tenants};
+use waybill_http::auth::Tenants;
 use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 use waybill_units::duration_from_text;
 
 use self::cursor::{ShownCursor, of_text, to_text};
-use crate::service::{Api, OF_LIST, QueryErrors, Reply, json, pairs, set_static};
+use crate::service::{Api, Call, OF_LIST, QueryErrors, Reply, json, pairs, set_static};
 use crate::view::{item_of_row, unreadable_item};
 
 pub use self::admission::ListAdmission;
@@ -41,7 +41,8 @@ const ROWS_AT_ONCE: usize = 100;
 
 impl Api {
     /// `GET /v1/operations`.
-    pub async fn list(&self, query: Option<&str>, caller: &Caller) -> Result<Reply, Problem> {
+    pub async fn list(&self, call: Call<'_>) -> Result<Reply, Problem> {
+        let Call { query, caller, .. } = call;
         let now = wall_clock();
         let Asked {
             filter,

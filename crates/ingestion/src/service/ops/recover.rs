@@ -1,6 +1,5 @@
 //! The verbs of operators on a failed operation: each becomes a record on `recovery`.
 
-use hyper::HeaderMap;
 use uuid::Uuid;
 use waybill_api::form::Forms;
 use waybill_api::request::resubmission;
@@ -12,7 +11,6 @@ use waybill_engine::{
     CreateRequest, HistoryEntry, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb,
     RequestHash, Timestamp,
 };
-use waybill_http::RequestBody;
 use waybill_http::auth::{Caller, Scope};
 use waybill_http::problem::{Kind, Problem};
 
@@ -21,19 +19,18 @@ use super::body::{Requester, VerbBody};
 use super::{Key, accepted};
 use crate::refusals;
 use crate::route::{OPERATIONS, location};
-use crate::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found};
+use crate::service::{Api, Call, OF_ONE, Parameters, Reply, decoded, not_found};
 use crate::status::Status;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
-    pub async fn ask(
-        &self,
-        part: &str,
-        query: Option<&str>,
-        headers: &HeaderMap,
-        body: RequestBody,
-        caller: &Caller,
-    ) -> Result<Reply, Problem> {
+    pub async fn ask(&self, part: &str, call: Call<'_>) -> Result<Reply, Problem> {
+        let Call {
+            query,
+            headers,
+            body,
+            caller,
+        } = call;
         let (id, name) =
             Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
         let verb = Verb::of_path(name).ok_or_else(unknown_verb)?;

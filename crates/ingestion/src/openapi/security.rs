@@ -7,7 +7,7 @@ use utoipa::openapi::{OpenApi, RefOr};
 use waybill_api::form::Forms;
 use waybill_http::problem::Kind;
 
-use super::refusal;
+use super::refuse;
 use crate::route::Route;
 
 /// The name of the only security scheme.
@@ -59,13 +59,5 @@ fn each(document: &mut OpenApi, change: impl Fn(&str, Method, &mut Operation)) {
                 change(path, method, operation);
             }
         }
-    }
-}
-
-fn refuse(operation: &mut Operation, kinds: &[Kind]) {
-    for &kind in kinds {
-        let status = kind.status().as_str().to_owned();
-        let responses = &mut operation.responses.responses;
-        responses.insert(status, RefOr::T(refusal(kind)));
     }
 }
