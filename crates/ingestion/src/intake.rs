@@ -7,8 +7,8 @@
 //!
 //! `waybill_ingestion_core` decides; this is its driver. Only one request per id is in flight at a
 //! time: equal requests share its outcome, others get a conflict. If two processes accept requests
-//! with the same id at the same time, both are produced. The scheduler decides which one becomes the
-//! operation, and a status with the token of either says so.
+//! with the same id at the same time, both are produced. The scheduler decides which one becomes
+//! the operation, and a status with the token of either says so.
 
 use std::fmt;
 use std::sync::Arc;

@@ -12,7 +12,7 @@
 //! * batches with many tiny records, each of which takes some 500 bytes of memory.
 //!
 //! librdkafka reports such a batch as one that cannot be decompressed, and [`crate::damage`] finds
-//! it. The sum of what a fetch may hold is bounded by its size ([`FETCH_BYTES_MAX`]).
+//! it. The sum of what a fetch may hold is bounded by its size.
 //!
 //! Programs other than `waybill` need the same linker arguments: see `crates/waybill/build.rs`.
 //! Without them librdkafka decompresses without a limit, and the first consumer logs a warning.
@@ -20,7 +20,6 @@
 //! The signatures are those of librdkafka 2.12.
 //!
 //! [`KafkaSettings::decompressed_bytes_max`]: crate::KafkaSettings::decompressed_bytes_max
-//! [`FETCH_BYTES_MAX`]: crate::partition_consumer::FETCH_BYTES_MAX
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};

@@ -69,7 +69,8 @@ pub const RECORD_BYTES_MIN: usize = 32;
 ///
 /// # Errors
 ///
-/// If the batch has more than [`RECORDS_MAX`] records, of less than [`RECORD_BYTES_MIN`] on average.
+/// If the batch has more than [`RECORDS_MAX`] records, of less than [`RECORD_BYTES_MIN`] on
+/// average.
 pub fn check_records(records: usize, bytes: usize) -> Result<(), BatchError> {
     match records > RECORDS_MAX && bytes / records < RECORD_BYTES_MIN {
         true => Err(BatchError::TooManyRecords { records }),
