@@ -13,6 +13,7 @@ mod judge;
 mod processes;
 
 use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -324,8 +325,8 @@ impl World {
 
     fn cancel_early(&mut self, client: usize) {
         let id = self.clients[client].id;
-        if !self.rows.contains_key(&id) {
-            self.rows.insert(id, None);
+        if let Entry::Vacant(entry) = self.rows.entry(id) {
+            entry.insert(None);
             self.saw(IntakeSight::Tombstone);
         }
     }

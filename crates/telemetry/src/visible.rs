@@ -136,7 +136,7 @@ mod tests {
 
     /// One of each invisible kind: control, format (invisible, reversing text, a tag), separators,
     /// a selector, a filler, private use, unassigned.
-    const INVISIBLE: [char; 17] = [
+    const INVISIBLE: [char; 18] = [
         '\0',
         '\u{85}',
         '\u{ad}',

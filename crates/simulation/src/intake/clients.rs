@@ -257,11 +257,9 @@ impl World {
                     self.fail(IntakeRule::AcceptedIsInLog, what);
                 }
             }
-            Answer::Repeated => {
-                if !self.rows_ever.contains(&(id, hash.0)) {
-                    let what = format!("attempt {attempt} repeats nothing");
-                    self.fail(IntakeRule::RepeatHasRow, what);
-                }
+            Answer::Repeated if !self.rows_ever.contains(&(id, hash.0)) => {
+                let what = format!("attempt {attempt} repeats nothing");
+                self.fail(IntakeRule::RepeatHasRow, what);
             }
             Answer::Conflict => {
                 let is_other =
