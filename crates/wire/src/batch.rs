@@ -200,10 +200,10 @@ impl BatchHeader {
             return Err(BatchError::Codec);
         }
         if !header.is_compressed() {
+            if !header.counts_records(bytes) {
+                return Err(BatchError::Records);
+            }
             check_records(header.records as usize, bytes.len())?;
-        }
-        if !header.is_compressed() && !header.counts_records(bytes) {
-            return Err(BatchError::Records);
         }
         if header.attributes & ATTRIBUTE_CONTROL != 0 {
             return Err(BatchError::Control);

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use tempfile::TempDir;
 use waybill_disk::write_back::WRITE_BACK_BYTES;
 use waybill_wire::batch::BatchHeader;
-use waybill_wire::batch::made::batch;
+use waybill_wire::batch::made::{batch, batch_of_one};
 
 use super::disk::faults::{self, Op};
 use super::segment::segment_path;
@@ -235,7 +235,7 @@ async fn one_thread_syncs_a_file() {
 
 #[test]
 fn unsynced_logs_start_write_back_every_256_kib() {
-    let large = batch(-1, -1, -1, &[1; 30_000]);
+    let large = batch_of_one(&[0; 300_000]);
     assert!(large.len() as u64 >= WRITE_BACK_BYTES);
     let config = TopicConfig {
         segment_bytes: 2 * large.len() as u64,
@@ -263,7 +263,7 @@ async fn what_is_synced_needs_no_write_back() {
     let dir = tempfile::tempdir().unwrap();
     faults::record(dir.path());
     let fixture = Fixture::open(&dir, synced()).unwrap();
-    let large = batch(-1, -1, -1, &[1; 30_000]);
+    let large = batch_of_one(&[0; 300_000]);
     for _ in 0..3 {
         let sync_to = fixture.append(&large).unwrap().sync_to.unwrap();
         assert!(fixture.partition.synced(sync_to).await);

@@ -7,6 +7,16 @@ use super::{CHECKED_FROM, Codec, HEADER_BYTES, LENGTH_END};
 /// A batch of `timestamps.len()` small records, as an idempotent producer would send it.
 #[must_use]
 pub fn batch(producer: i64, epoch: i16, sequence: i32, timestamps: &[i64]) -> Bytes {
+    batch_of(producer, epoch, sequence, timestamps, b"abc")
+}
+
+/// A batch of one record with this value.
+#[must_use]
+pub fn batch_of_one(value: &[u8]) -> Bytes {
+    batch_of(-1, -1, -1, &[1], value)
+}
+
+fn batch_of(producer: i64, epoch: i16, sequence: i32, timestamps: &[i64], value: &[u8]) -> Bytes {
     let base = timestamps[0];
     let mut records = BytesMut::new();
     for (index, at) in timestamps.iter().enumerate() {
@@ -14,8 +24,8 @@ pub fn batch(producer: i64, epoch: i16, sequence: i32, timestamps: &[i64]) -> By
         put_varint(&mut record, at - base);
         put_varint(&mut record, index as i64);
         put_varint(&mut record, -1);
-        put_varint(&mut record, 3);
-        record.extend_from_slice(b"abc");
+        put_varint(&mut record, value.len() as i64);
+        record.extend_from_slice(value);
         put_varint(&mut record, 0);
         let mut length = Vec::new();
         put_varint(&mut length, record.len() as i64);
