@@ -187,7 +187,9 @@ async fn check_start_and_doctor_name_an_agent_without_a_process() {
                 == [json!({
                     "what": "agents", "verdict": "note",
                     "message": format!(
-                        "no consumer reads {topic}, and no requests wait there: no process runs the agent chrage"
+                        "no consumer reads {topic}, and no requests wait there: no process runs the agent chrage, or \
+                         its client does not use the partition.assignment.strategy cooperative-sticky of the group {}",
+                        setup.topic("chrage.requests").replace(".chrage.requests.v1", "-agents"),
                     ),
                 })]
         })

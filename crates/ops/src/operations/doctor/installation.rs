@@ -9,6 +9,7 @@ use uuid::Uuid;
 use waybill_agent::AgentTransport;
 use waybill_api::view::ItemView;
 use waybill_engine::{PartitionId, Priority};
+use waybill_kafka::ASSIGNMENT_STRATEGY;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_node::disk::{Space, TopicSpace};
@@ -147,14 +148,16 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
         let message = "no consumer group is visible: whether agents read their requests is unknown";
         return Ok(vec![Finding::note(AGENTS, message)]);
     }
+    let group = config.agents_group();
+    let strategy = read.strategies.get(&group).map(String::as_str);
     let mut findings = Vec::new();
+    let mut locked_out = Vec::new();
     for agent in load_workflows(&config.workflows)?.agents() {
         let topic = topics.step_requests(&agent);
         if read.topics.contains(&topic) {
             continue;
         }
         let is_direct = config.agents.transport == AgentTransport::Direct;
-        let group = config.agents_group();
         let Some(waiting) = site.waiting(config, &topic, &group).await? else {
             if !is_direct {
                 let message = format!("the agent {agent} gets no requests: {topic} does not exist");
@@ -162,12 +165,28 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
             }
             continue;
         };
+        if strategy.is_some_and(|strategy| strategy != ASSIGNMENT_STRATEGY) && !is_direct {
+            locked_out.push(agent.to_string());
+            continue;
+        }
+        let of_group = strategy.map(|_| &*group);
         findings.extend(unread(
             &agent,
             &topic,
             waiting,
             &read.unknown_groups,
+            of_group,
             is_direct,
+        ));
+    }
+    if let (Some(strategy), [_, ..]) = (strategy, &locked_out[..]) {
+        findings.push(Finding::bad(
+            AGENTS,
+            format!(
+                "the consumer group {group} has the partition.assignment.strategy {strategy}: Waybill's agents cannot \
+                 join it until every member supports {ASSIGNMENT_STRATEGY}; without a consumer: {}",
+                locked_out.join(", ")
+            ),
         ));
     }
     if findings.is_empty() {
@@ -179,26 +198,35 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The findings about agents whose topic no member of a visible group reads.
+/// The findings about agents whose topic no member of a visible group reads. `of_group` is the
+/// agents' group, if it has members.
 pub(super) fn unread(
     agent: &str,
     topic: &str,
     waiting: u64,
     unknown_groups: &[String],
+    of_group: Option<&str>,
     is_direct: bool,
 ) -> Option<Finding> {
     let unread = format!("no consumer reads {topic}");
+    let locked_out = of_group.map_or_else(String::new, |group| {
+        format!(
+            ", or its client does not use the partition.assignment.strategy {ASSIGNMENT_STRATEGY} of the group {group}"
+        )
+    });
     match (waiting, unknown_groups) {
         (0, _) if is_direct => None,
         (0, []) => Some(Finding::note(
             AGENTS,
-            format!("{unread}, and no requests wait there: no process runs the agent {agent}"),
+            format!(
+                "{unread}, and no requests wait there: no process runs the agent {agent}{locked_out}"
+            ),
         )),
         (_, []) => Some(Finding::bad(
             AGENTS,
             format!(
-                "{unread}, and requests wait there ({waiting}): no process runs the agent {agent}, or a workflow \
-                 misspells its name"
+                "{unread}, and requests wait there ({waiting}): no process runs the agent {agent}{locked_out}, or a \
+                 workflow misspells its name"
             ),
         )),
         (_, unknown_groups) => Some(Finding::note(

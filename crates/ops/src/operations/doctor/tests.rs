@@ -276,7 +276,7 @@ fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
             .iter()
             .map(|group| (*group).to_owned())
             .collect();
-        let found = unread("pay", "w.pay.v1", waiting, &unknown_groups, is_direct);
+        let found = unread("pay", "w.pay.v1", waiting, &unknown_groups, None, is_direct);
         found.map(|finding| finding.to_string())
     };
     let unread = "no consumer reads w.pay.v1, and";
