@@ -381,6 +381,59 @@ fn check_and_start_refuse_a_configuration_without_agents() {
 }
 
 #[test]
+fn check_and_start_refuse_a_misspelt_agent_and_only_name_other_unknown_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let agents = "agents: [{name: crm, http: {baseUrl: 'http://a', request: {method: PUT, path: /a}}},\n  \
+                  {name: mail-1, http: {baseUrl: 'http://a', request: {method: PUT, path: /a}}}]\n";
+    std::fs::write(path("agents.yaml"), agents).unwrap();
+    let run = |line: &[&str], agent: &str| {
+        let step = format!("{{name: book, agent: {agent}, kind: pure}}");
+        let workflow = format!("name: trip\nversion: 2\nsteps: [{step}]\n");
+        std::fs::write(path("trip.yaml"), workflow).unwrap();
+        let output = command(line)
+            .env("WAYBILL_WORKFLOWS__FILES", path("trip.yaml"))
+            .env("WAYBILL_AGENTS__FILES", path("agents.yaml"))
+            .args(["--data-dir", &path("data"), "--admin", "127.0.0.1:0"])
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let alone = ["--brokers", "127.0.0.1:1", "--scylla", "127.0.0.1:1"];
+    let scheduler = [&["scheduler"][..], &alone].concat();
+    for (agent, near) in [("crn", "crm"), ("acount", "account")] {
+        let expected = format!(
+            "waybill: workflow trip, version 2: step book: unknown agent {agent:?}; did you mean {near:?}?"
+        );
+        for line in [
+            &["config", "check"][..],
+            &["up"],
+            &[&["agents"][..], &alone].concat(),
+        ] {
+            let (code, message) = run(line, agent);
+            assert_eq!(code, Some(2), "{line:?}: {message}");
+            assert!(message.starts_with(&expected), "{line:?}: {message}");
+        }
+    }
+    // Numbers distinguish agents.
+    for agent in ["warehouse", "mail-2", "crm"] {
+        let (code, message) = run(&["config", "check"], agent);
+        assert_eq!(code, Some(0), "{message}");
+        let is_named = message.contains(&format!("agents not in any file: {agent}"));
+        assert_eq!(is_named, agent != "crm", "{message}");
+    }
+    let (_, message) = run(
+        &[&["config", "check", "--role"][..], &scheduler].concat(),
+        "crn",
+    );
+    assert!(
+        message.starts_with("ok for scheduler"),
+        "it reads no agents: {message}"
+    );
+}
+
+#[test]
 fn a_configuration_of_one_role_is_checked_as_for_that_role() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("broker.yaml");

@@ -8,9 +8,9 @@ use std::path::Path;
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls, Membership};
-use waybill_config::read_text;
+use waybill_config::{misspelling_of, read_text};
 use waybill_drone_delivery::services::Caller;
-use waybill_engine::Workflows;
+use waybill_engine::{Action, Workflow, Workflows};
 use waybill_kafka::{ASSIGNMENT_STRATEGY, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
@@ -134,6 +134,37 @@ pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Ve
         .filter(|agent| !is_here(agent))
         .map(|agent| agent.to_string())
         .collect()
+}
+
+/// Refuses a workflow with an agent's name that is nearly that of a known agent. A name that
+/// differs in its numbers alone is another agent's.
+///
+/// # Errors
+///
+/// The step, its agent, and the known agent.
+pub(crate) fn refuse_misspelt<T: AsRef<str>>(
+    workflow: &Workflow,
+    known: &[T],
+) -> anyhow::Result<()> {
+    let known = || known.iter().map(AsRef::as_ref);
+    let without_numbers = |name: &str| name.replace(|char: char| char.is_ascii_digit(), "");
+    for step in workflow.steps() {
+        for action in [Action::Run, Action::Compensate] {
+            let agent = &**step.agent_for(action);
+            if known().any(|name| name == agent) {
+                continue;
+            }
+            let near = misspelling_of(agent, known());
+            let near = near.filter(|near| without_numbers(near) != without_numbers(agent));
+            if let Some(near) = near {
+                anyhow::bail!(
+                    "step {}: unknown agent {agent:?}; did you mean {near:?}?",
+                    step.name
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Every agent of the configuration, checked alone and against the workflows, before the services'
