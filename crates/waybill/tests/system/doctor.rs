@@ -131,6 +131,56 @@ async fn doctor_passes_a_healthy_system_and_finds_faults() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_and_verify_do_not_judge_a_process_by_another_configuration() {
+    let mut setup = Setup::of_either_kind("partitions: 2\n");
+    let file = setup.path("misspelt.yaml");
+    std::fs::write(&file, MISSPELT).expect("the directory is writable");
+    let configured = std::fs::read_to_string(setup.path("waybill.yaml")).unwrap_or_default();
+    let yaml = format!(
+        "{configured}\nworkflows: {{ builtIn: false, files: [{}] }}\n",
+        file.display()
+    );
+    std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
+    // The built-in agents would wait for their topics.
+    let listeners = ["http", "admin", "broker", "services"];
+    let _up = setup.start("up", &["--no-agents"], &listeners);
+    setup.ready().await;
+    let shown = setup.client.get(setup.url("admin", "/process"));
+    let shown = shown.send().await.expect("it answers");
+    let shown: Value = shown.json().await.expect("it is JSON");
+    let data = setup.path("data");
+    assert_eq!(shown["role"], "up");
+    assert_eq!(shown["dataDir"], data.to_str().expect("it is text"));
+    assert_eq!(
+        shown["workflows"],
+        json!([{ "name": "misspelt", "version": 1 }])
+    );
+    assert_eq!(shown["agents"], json!(["chrage"]));
+
+    // As if the command lacked the process's --config.
+    std::fs::write(setup.path("waybill.yaml"), configured).expect("the directory is writable");
+    let output = run(&setup, &["doctor"]);
+    assert_eq!(bad(&output), ["configuration"]);
+    let findings = json_lines(&output);
+    let message = findings[0]["message"].as_str().unwrap_or_default();
+    let expected = format!(
+        "the configuration here is not that of the process at http://{}: pass its --config, or restart it if its files \
+         have changed (workflows only there: misspelt version 1; workflows only here: drone-delivery version 1)",
+        setup.address("admin")
+    );
+    assert_eq!(message, expected);
+    for dependent in ["topics", "agents", "lag", "dead letters"] {
+        let is_about = |finding: &Value| finding["what"] == dependent;
+        assert!(!findings.iter().any(is_about), "{findings:?}");
+    }
+    assert!(findings.iter().any(|finding| finding["what"] == "leases"));
+    let verified = plain(&setup, &["topics", "verify"]);
+    assert_eq!(verified.status.code(), Some(1), "{verified:?}");
+    let message = String::from_utf8_lossy(&verified.stderr);
+    assert!(message.contains(&expected), "{message}");
+}
+
 /// A workflow with a misspelt agent.
 const MISSPELT: &str = "
 name: misspelt

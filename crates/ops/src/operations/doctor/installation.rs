@@ -1,6 +1,7 @@
 //! The parts of an installation, ordered by dependency.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use reqwest::Client;
@@ -21,7 +22,7 @@ use waybill_topology::shards::show::{LayoutView, ShardView};
 use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
-use super::{FileCheck, Finding, Verdict};
+use super::{CONFIGURATION, FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
 use crate::admin_port::{self, Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
@@ -53,21 +54,23 @@ const LEASES: &str = "leases";
 const DAMAGE: &str = "damage";
 
 pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
-    const WHAT: &str = "configuration";
     let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| check(config)) {
         Ok(elsewhere) => {
             let message = "valid, with its workflows and agents";
-            Finding::ok(WHAT, format!("{message}{}", named_elsewhere(&elsewhere)))
+            let elsewhere = named_elsewhere(&elsewhere);
+            Finding::ok(CONFIGURATION, format!("{message}{elsewhere}"))
         }
-        Err(error) => Finding::failed(WHAT, &error),
+        Err(error) => Finding::failed(CONFIGURATION, &error),
     }
 }
 
-/// Checks the brokers, their topics, the number of unread requests, and the number of dead letters.
+/// Checks the brokers and, with the configuration of the process, their topics, the number of
+/// unread requests, and the number of dead letters.
 pub(super) async fn brokers(
     config: anyhow::Result<Config>,
     layout: Option<&LayoutView>,
+    is_same: bool,
 ) -> Vec<Finding> {
     const LAG: &str = "lag";
     let opened = async {
@@ -85,6 +88,9 @@ pub(super) async fn brokers(
     };
     let config = &config;
     let mut findings = vec![Finding::ok("brokers", "available")];
+    if !is_same {
+        return findings;
+    }
     let topics = match topics(&site, config, layout).await {
         Ok(findings) => findings,
         Err(error) if is_forbidden(&error) => {
@@ -334,11 +340,12 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Checks that the schema registry, if configured, has every schema.
-pub(super) async fn registry(config: &Config) -> Vec<Finding> {
+/// Checks that the schema registry, if configured, has every schema of the process.
+pub(super) async fn registry(config: &Config, is_same: bool) -> Vec<Finding> {
     const WHAT: &str = "registry";
     let missing = async {
-        let Some(registry) = config.schema_registry.client()? else {
+        let registry = config.schema_registry.client()?.filter(|_| is_same);
+        let Some(registry) = registry else {
             return anyhow::Ok(None);
         };
         let mut subjects = subjects::check(&registry, &subjects_of(config)?).await?;
@@ -430,14 +437,24 @@ fn waits_for_another(view: &ShardView) -> bool {
 
 /// Checks the process at --admin: its state, its shards and its breakers. Other processes may run
 /// elsewhere.
-pub(super) async fn process(config: &Config, admin: &AdminArgs) -> Vec<Finding> {
-    match asked_process(config, admin).await {
+///
+/// `data_dir` is its data directory, if it has the configuration that the command has.
+pub(super) async fn process(
+    config: &Config,
+    admin: &AdminArgs,
+    data_dir: Option<&Path>,
+) -> Vec<Finding> {
+    match asked_process(config, admin, data_dir).await {
         Ok(findings) => findings,
         Err(error) => vec![Finding::failed("process", &error)],
     }
 }
 
-async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec<Finding>> {
+async fn asked_process(
+    config: &Config,
+    admin: &AdminArgs,
+    data_dir: Option<&Path>,
+) -> anyhow::Result<Vec<Finding>> {
     const WHAT: &str = "process";
     let url = |path: &str| admin.url(config, path);
     let at = url("/readyz")?;
@@ -495,7 +512,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     }
     if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
         findings.extend(breakers(&metrics));
-        findings.extend(disk(&metrics, config));
+        findings.extend(disk(&metrics, config, data_dir));
     }
     Ok(findings)
 }
@@ -549,8 +566,8 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
 }
 
 /// Checks the free disk space, from the metrics of the process that keeps the embedded broker or
-/// store.
-pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
+/// store, and whether its topics may outgrow `data_dir`.
+pub(super) fn disk(metrics: &str, config: &Config, data_dir: Option<&Path>) -> Vec<Finding> {
     const WHAT: &str = "disk";
     let value = |name: &str| {
         let of_metric = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
@@ -580,6 +597,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
         false => Finding::ok(WHAT, room),
     }];
     if config.kafka.brokers.is_none()
+        && let Some(data_dir) = data_dir
         && let Some(logs) = value("waybill_broker_log_bytes")
         && let Ok(workflows) = load_workflows(&config.workflows)
     {
@@ -593,7 +611,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
             free_min: bytes(mark),
         };
         let bounds = disk_bytes_max(&config.topology(), &workflows);
-        let exceed = space.exceeded_by(bounds, &config.data_dir);
+        let exceed = space.exceeded_by(bounds, data_dir);
         findings.extend(exceed.map(|message| Finding::note(WHAT, message)));
     }
     findings

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
@@ -364,11 +366,12 @@ fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
         )
     };
     let config = Config::default();
+    let dir = Some(Path::new("/var/waybill"));
     assert_eq!(
-        message(&disk(&metrics(0, 900_000, 1_000), &config)),
+        message(&disk(&metrics(0, 900_000, 1_000), &config, dir)),
         ["ok    disk           900000 of 1024000 MiB are free, and storage.freeMin is 512 MiB"]
     );
-    let small = message(&disk(&metrics(1, 100, 10), &config));
+    let small = message(&disk(&metrics(1, 100, 10), &config, dir));
     assert_eq!(
         small[0],
         "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests get \
@@ -383,7 +386,10 @@ fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
             .contains("of 10GiB are free, less storage.freeMin of 512MiB; they take 1GiB already"),
         "{small:?}"
     );
-    assert_eq!(disk("waybill_build_info 1\n", &config), []);
+    assert!(small[1].contains("/var/waybill"), "{small:?}");
+    let unknown = disk(&metrics(1, 100, 10), &config, None);
+    assert_eq!(message(&unknown), small[..1]);
+    assert_eq!(disk("waybill_build_info 1\n", &config, dir), []);
 }
 
 #[test]
