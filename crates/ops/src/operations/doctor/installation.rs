@@ -383,18 +383,20 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
     let of_shard = |view: &ShardView| {
         let place = format!("shard {} of partition {}", view.shard, view.partition);
         let waits = view.waits_for.join("; ");
-        match &view.owner {
-            Some(owner) if view.silent => Some(Finding::bad(
+        match (&view.owner, &view.starts_by) {
+            (Some(owner), _) if view.silent => Some(Finding::bad(
                 LEASES,
                 format!("the lease of {owner} on {place} has expired: {WHY_NO_OWNER}"),
             )),
-            Some(_) => None,
-            // Its predecessor releases its lease first; that is how a repartition works.
-            None if waits_for_another(view) => {
-                let message = format!("{place} has not started: it waits for {waits}");
-                Some(Finding::note(LEASES, message))
-            }
-            None => Some(Finding::bad(
+            (Some(_), _) => None,
+            (None, Some(by)) => Some(Finding::note(
+                LEASES,
+                format!(
+                    "{place} has not started: the layout is changing, and it waits for {waits}; it starts by {by} if a \
+                     scheduler runs for it"
+                ),
+            )),
+            (None, None) => Some(Finding::bad(
                 LEASES,
                 format!("{place} has no owner: it waits for {waits}; {WHY_NO_OWNER}"),
             )),
@@ -428,11 +430,6 @@ fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
         return Finding::note(LEASES, message);
     }
     Finding::failed(LEASES, error)
-}
-
-/// Whether a shard waits for one of the previous layout.
-fn waits_for_another(view: &ShardView) -> bool {
-    view.waits_for.iter().any(|what| what.starts_with("shard "))
 }
 
 /// Checks the process at --admin: its state, its shards and its breakers. Other processes may run

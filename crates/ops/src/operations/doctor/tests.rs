@@ -35,6 +35,7 @@ fn layout(owner: Option<&str>) -> LayoutView {
         consumed: Offset(2),
         consumed_high_priority: Offset(0),
         waits_for: owner.map_or(vec!["an owner".to_owned()], |_| Vec::new()),
+        starts_by: None,
     };
     LayoutView {
         generation: 0,
@@ -128,6 +129,18 @@ fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
     assert_eq!(
         message(&leases(&Ok(layout(Some("me"))), false)),
         ["ok    leases         all 2 shards have an owner"]
+    );
+    let mut changing = layout(Some("me"));
+    changing.shards[1] = ShardView {
+        starts_by: Some("2026-11-30T12:00:00Z".to_owned()),
+        ..layout(None).shards.remove(1)
+    };
+    assert_eq!(
+        message(&leases(&Ok(changing), false)),
+        [
+            "note  leases         shard 1 of partition 1 has not started: the layout is changing, and it waits for an \
+             owner; it starts by 2026-11-30T12:00:00Z if a scheduler runs for it"
+        ]
     );
 }
 
