@@ -181,6 +181,46 @@ async fn doctor_and_verify_do_not_judge_a_process_by_another_configuration() {
     assert!(message.contains(&expected), "{message}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_logs_that_parked_operations_lack_their_workflow() {
+    let mut setup = Setup::of_either_kind("partitions: 2\n");
+    let up = setup.up();
+    setup.ready().await;
+    setup.put_faults("drone", &json!({ "refuseRate": 1 })).await;
+    let refused = json!({ "undoRefuseRate": 1 });
+    setup.put_faults("package", &refused).await;
+    let bodies = (0..4).map(|index| delivery(&format!("left-{index}"), false));
+    let ids = setup.deliver_each(bodies).await;
+    setup.all_reach(&ids, "CompensationFailed").await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
+
+    let file = setup.path("other.yaml");
+    std::fs::write(&file, MISSPELT).expect("the directory is writable");
+    let configured = std::fs::read_to_string(setup.path("waybill.yaml")).unwrap_or_default();
+    let files = format!("{{ builtIn: false, files: [{}] }}", file.display());
+    let yaml = format!("{configured}\nworkflows: {files}\n");
+    std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
+    let _up = setup.again("up", &[], &["http", "admin", "broker", "services"]);
+    let said = || {
+        let log = std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
+        let lines = log.lines().map(str::to_owned);
+        let lines = lines.filter(|line| line.contains("a parked operation cannot continue"));
+        lines.collect::<Vec<_>>()
+    };
+    setup
+        .eventually("the log names the workflow", async || !said().is_empty())
+        .await;
+    let parked = async || setup.metric("waybill_parked_operations", "").await;
+    setup
+        .eventually("all are counted", async || parked().await >= 4.0)
+        .await;
+    let said = said();
+    assert_eq!(said.len(), 1, "{said:#?}");
+    let named = r#"workflow="drone-delivery" version=1"#;
+    let is_named = said[0].contains(named) || said[0].contains(&named.replace('"', ""));
+    assert!(is_named, "{said:#?}");
+}
+
 /// A workflow with a misspelt agent.
 const MISSPELT: &str = "
 name: misspelt

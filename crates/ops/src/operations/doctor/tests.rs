@@ -102,7 +102,14 @@ fn doctor_shows_the_steps_that_are_still_to_be_undone() {
     let undone = OperationView {
         steps: vec![
             step("seat", "Compensating", "Run"),
-            step("room", "Failed", "Compensate"),
+            StepView {
+                error: Some(ErrorView {
+                    code: "undo-refused".to_owned(),
+                    message: "occupied".to_owned(),
+                    step: None,
+                }),
+                ..step("room", "Failed", "Compensate")
+            },
             step("bill", "Compensated", "Compensate"),
             step("mail", "NotStarted", "Run"),
         ],
@@ -110,6 +117,12 @@ fn doctor_shows_the_steps_that_are_still_to_be_undone() {
     };
     let found = message(&of_operation(Ok(undone), None));
     assert_eq!(found[1], "ok    to be undone   seat, room");
+    assert!(
+        found
+            .iter()
+            .any(|line| line.starts_with("note  error") && line.contains("room")),
+        "each undo that failed is named: {found:?}"
+    );
     assert!(!found.iter().any(|line| line.contains("missing")));
 }
 
