@@ -119,6 +119,8 @@ class Agent:
             {
                 **clients,
                 "group.id": arguments.group or f"{arguments.prefix}-agents",
+                # That of Waybill's agents: the brokers refuse a member with another one.
+                "partition.assignment.strategy": "cooperative-sticky",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
@@ -170,7 +172,8 @@ class Agent:
         if error is not None:
             if error.fatal() or error.code() in FORBIDDEN:
                 raise KafkaException(error)
-            # Wait for a topic that does not exist yet, or for a broker that is down.
+            # Wait for a topic that does not exist yet, for a broker that is down, or for a group whose
+            # members use another assignment strategy.
             log.warning("%s", error)
             return
         if self.stopping or not self.offsets.holds(message.partition()):

@@ -36,7 +36,8 @@ pub use handler::{Handler, StepCall, not_attempted, permanent, success, transien
 pub use instance::{InstanceError, InstancePlace};
 pub use metrics::METRICS;
 pub use run::{
-    Agents, AgentsError, AgentsSettings, DirectAgents, DirectConfig, StartError, WorkerPanicked,
+    Agents, AgentsError, AgentsSettings, DirectAgents, DirectConfig, Membership, StartError,
+    WorkerPanicked,
 };
 pub use template::{RenderError, TemplateError};
 pub use waybill_engine::{Action, Outcome, Outputs, StepError, StepRequest};

@@ -126,11 +126,25 @@ pub enum AgentsError {
     Panicked,
 }
 
+/// The state of a process in the agents' consumer group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Membership {
+    /// The group has not assigned it any partitions yet.
+    Joining,
+    /// The group refuses it, because another member does not support
+    /// [`ASSIGNMENT_STRATEGY`](waybill_kafka::ASSIGNMENT_STRATEGY). It keeps trying to join.
+    Refused,
+    /// The group has assigned it partitions, so that no request waits for it any more. The
+    /// assignment is empty if there are more processes than partitions. It stays a member when the
+    /// assignment changes.
+    Member,
+}
+
 /// Running agents. Dropped without [`Agents::shutdown`], they stop immediately, as if the process
 /// had been killed: they answer and commit nothing more, and unfinished requests are read again.
 pub struct Agents {
     signal: Arc<Signal>,
-    ready: watch::Receiver<bool>,
+    membership: watch::Receiver<Membership>,
     ended: oneshot::Receiver<Result<(), AgentsError>>,
 }
 
@@ -154,8 +168,8 @@ impl Agents {
         metrics::describe();
         let runtime = Handle::current();
         let signal = Arc::new(Signal::default());
-        let (tell_ready, ready) = watch::channel(false);
-        let poller = Poller::new(config, agents, Arc::clone(&signal), tell_ready, &runtime)?;
+        let (shown, membership) = watch::channel(Membership::Joining);
+        let poller = Poller::new(config, agents, Arc::clone(&signal), shown, &runtime)?;
         let (sender, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("agents-poll".to_owned())
@@ -166,27 +180,15 @@ impl Agents {
             .map_err(StartError::Thread)?;
         Ok(Self {
             signal,
-            ready,
+            membership,
             ended,
         })
     }
 
-    /// Whether the group has assigned this process its first partitions, so that no request waits
-    /// for it any more. The assignment is empty if there are more processes than partitions. Stays
-    /// true when the assignment changes.
+    /// The state of this process in its consumer group. The channel closes when the agents end.
     #[must_use]
-    pub fn is_ready(&self) -> bool {
-        *self.ready.borrow()
-    }
-
-    /// Waits until [`Agents::is_ready`]; forever, if the agents end before.
-    pub fn ready(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut ready = self.ready.clone();
-        async move {
-            if ready.wait_for(|ready| *ready).await.is_err() {
-                std::future::pending().await
-            }
-        }
+    pub fn membership(&self) -> watch::Receiver<Membership> {
+        self.membership.clone()
     }
 
     /// Waits until the agents have stopped: after a shutdown, or because they cannot continue.

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tokio::sync::Semaphore;
 use waybill_agent::testing::StepRequestBuilder;
 use waybill_agent::{
-    Agents, AgentsSettings, BoxFuture, Handler, Outcome, StepCall, StepRequest, permanent, success,
+    Agents, AgentsSettings, BoxFuture, Handler, Membership, Outcome, StepCall, StepRequest,
+    permanent, success,
 };
 use waybill_engine::{Epoch, LayoutShard, Offset, OperationId, PartitionId, StepReply, Timestamp};
 use waybill_kafka::{
@@ -663,7 +663,7 @@ async fn every_request_is_answered_despite_a_fatal_producer_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agents_are_ready_once_they_have_an_assignment() {
+async fn agents_are_members_once_they_have_an_assignment() {
     let broker = Broker::start();
     let nowhere = AgentsSettings::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
     let fast = Scripted::new(1);
@@ -671,17 +671,41 @@ async fn agents_are_ready_once_they_have_an_assignment() {
     // Three processes share two partitions: one assignment is empty.
     let processes: Vec<_> = (0..3).map(|_| start(&broker, &[("fast", &fast)])).collect();
     for agents in &processes {
-        tokio::time::timeout(PATIENCE, agents.ready())
-            .await
-            .expect("never ready");
-        assert!(agents.is_ready());
+        reaches(agents, Membership::Member).await;
     }
-    assert!(!alone.is_ready(), "there is no group without a broker");
+    let shown = alone.membership();
     for agents in processes {
         agents.shutdown().await.unwrap();
     }
-    // Agents that have ended do not count as ready.
-    let ready = alone.ready();
     alone.shutdown().await.unwrap();
-    assert!(ready.now_or_never().is_none());
+    let last = *shown.borrow();
+    assert_eq!(
+        last,
+        Membership::Joining,
+        "there is no group without a broker"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_that_refuses_the_agents_is_reported_until_it_takes_them() {
+    let broker = Broker::start();
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INCONSISTENT_GROUP_PROTOCOL;
+    broker
+        .cluster
+        .request_errors(RDKafkaApiKey::JoinGroup, &[refusal; 3]);
+    let fast = Scripted::new(1);
+    let agents = start(&broker, &[("fast", &fast)]);
+    reaches(&agents, Membership::Refused).await;
+    reaches(&agents, Membership::Member).await;
+    agents.shutdown().await.unwrap();
+}
+
+async fn reaches(agents: &Agents, expected: Membership) {
+    let mut membership = agents.membership();
+    let reached = membership.wait_for(|now| *now == expected);
+    let reached = tokio::time::timeout(PATIENCE, reached).await;
+    assert!(
+        reached.is_ok_and(|reached| reached.is_ok()),
+        "never {expected:?}"
+    );
 }

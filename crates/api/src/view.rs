@@ -269,6 +269,9 @@ pub struct ItemView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "payment")]
     pub step: Option<String>,
+    /// Further steps whose undo has failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further_failed_steps: Vec<String>,
     /// The error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,

@@ -248,7 +248,8 @@ fn in_capitals(name: &str) -> String {
 }
 
 /// The known variable that is most similar to `name`, as a whole or in its last part:
-/// `WAYBILL_LEASE` lacks its section, but clearly means `WAYBILL_SCHEDULER__LEASE`.
+/// `WAYBILL_LEASE` lacks its section, but clearly means `WAYBILL_SCHEDULER__LEASE`. A section, if
+/// `name` is most similar to one and has no key.
 fn nearest_variable(name: &str, keys: &[Key], others: &[&str]) -> Option<String> {
     const LIKENESS_MIN: f64 = 0.7;
     let wanted = name.strip_prefix(PREFIX).unwrap_or(name);
@@ -259,8 +260,15 @@ fn nearest_variable(name: &str, keys: &[Key], others: &[&str]) -> Option<String>
         // Of variables with the same last part, the one that is more similar as a whole wins.
         whole.max(last * 0.9 + whole * 0.1)
     };
+    let sections = keys.iter().filter(|_| !wanted.contains("__"));
+    let sections = sections.filter_map(|key| {
+        let (section, _) = key.variable.strip_prefix(PREFIX)?.split_once("__")?;
+        let shown = format!("{PREFIX}{section}__...");
+        Some((jaro_winkler(wanted, section), shown))
+    });
     keys.iter()
         .map(|key| (likeness(&key.variable), key.shown()))
+        .chain(sections)
         .chain(others.iter().map(|&name| (likeness(name), name.to_owned())))
         .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))

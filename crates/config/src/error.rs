@@ -1,5 +1,7 @@
 //! Why a configuration is refused.
 
+use std::path::Path;
+
 use crate::FileError;
 
 /// Why a configuration was refused.
@@ -27,7 +29,7 @@ pub enum ConfigError {
         cause: String,
     },
     /// A file that a key names is unreadable.
-    #[error("{key}: {path} cannot be read")]
+    #[error("{key}: {path} cannot be read{}", tried(.path))]
     NamedFile {
         /// The key.
         key: String,
@@ -54,6 +56,17 @@ impl ConfigError {
             key: key.into(),
             problem: problem.into(),
         }
+    }
+}
+
+/// Where a relative path leads: it may have been meant to start elsewhere.
+fn tried(path: &str) -> String {
+    match (Path::new(path).is_relative(), std::path::absolute(path)) {
+        (true, Ok(absolute)) => format!(
+            " ({}: a relative path starts at the working directory)",
+            absolute.display()
+        ),
+        _ => String::new(),
     }
 }
 

@@ -143,11 +143,39 @@ fn step_next(step: &StepProgress) -> Option<String> {
         }
         (None, Some(retry_at)) => {
             let again = match step.state {
+                StepState::Compensating if step.is_to_be_confirmed => {
+                    "is undone, and will be undone once more, to confirm it,"
+                }
                 StepState::Compensating => "will be undone",
                 _ => "will be retried",
             };
             Some(format!("{again} at {}", time_text(retry_at)))
         }
         (None, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_undo_that_is_to_be_confirmed_is_not_shown_as_the_first() {
+        let mut step = StepProgress {
+            state: StepState::Compensating,
+            retry_at: Some(Timestamp(0)),
+            ..StepProgress::default()
+        };
+        let next = step_next(&step);
+        assert_eq!(
+            next.as_deref(),
+            Some("will be undone at 1970-01-01T00:00:00Z")
+        );
+        step.is_to_be_confirmed = true;
+        let next = step_next(&step);
+        assert_eq!(
+            next.as_deref(),
+            Some("is undone, and will be undone once more, to confirm it, at 1970-01-01T00:00:00Z")
+        );
     }
 }

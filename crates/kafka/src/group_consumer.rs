@@ -17,6 +17,7 @@
 mod commits;
 mod context;
 mod damaged;
+mod options;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,6 +30,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
+
+pub use self::options::{ASSIGNMENT_STRATEGY, GroupOptions};
 
 use self::commits::Commits;
 use self::context::{Context, Rebalance, assign, partitions_of, unassign};
@@ -55,46 +58,6 @@ const LEAVING_POLL: Duration = Duration::from_millis(10);
 /// its name.
 const RENEWALS_MAX: usize = 3;
 const RENEWALS_WITHIN: Duration = Duration::from_secs(60);
-
-/// Settings of a [`GroupConsumer`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct GroupOptions {
-    /// The group.
-    pub group: String,
-    /// The client's name in the brokers' metrics and in logs.
-    pub client_id: String,
-    /// A name that stays the same over restarts. A member that ended without leaving and returns
-    /// under it within the session timeout takes its place again; a new member would have to wait
-    /// until the old session ends. At most one process may use a name at a time.
-    pub instance_id: Option<String>,
-    /// A member without a heartbeat for this long loses its partitions. Default 6 s; at most five
-    /// minutes.
-    pub session_timeout: Duration,
-    /// Approximate size limit of prefetched records, over all partitions. Default 16 MiB.
-    pub queue_kib_max: u32,
-    /// Approximate limit of prefetched records per partition. Default 1,000: other members cannot
-    /// do what one has prefetched.
-    pub queue_records_max: u32,
-    /// How long a partition with damaged records stays paused before it is read again from there.
-    /// Default 30 s.
-    pub damaged_again_after: Duration,
-}
-
-impl GroupOptions {
-    /// The defaults for a member of a group.
-    #[must_use]
-    pub fn new(group: impl Into<String>, client_id: impl Into<String>) -> Self {
-        Self {
-            group: group.into(),
-            client_id: client_id.into(),
-            instance_id: None,
-            session_timeout: Duration::from_secs(6),
-            queue_kib_max: 16 * 1024,
-            queue_records_max: 1_000,
-            damaged_again_after: Duration::from_secs(30),
-        }
-    }
-}
 
 /// A partition of a topic.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -162,6 +125,8 @@ pub struct GroupConsumer {
     renewals: Vec<Instant>,
     /// Whether the group has assigned it partitions.
     was_assigned: AtomicBool,
+    /// Whether the group refuses it, because they have no assignment strategy in common.
+    refused: bool,
     /// Whether record delivery is on hold.
     held: AtomicBool,
 }
@@ -185,7 +150,7 @@ impl GroupConsumer {
             ),
             (
                 "partition.assignment.strategy",
-                "cooperative-sticky".to_owned(),
+                ASSIGNMENT_STRATEGY.to_owned(),
             ),
             // The longest time until a topic that is created after the subscription is found.
             ("topic.metadata.refresh.interval.ms", "10000".to_owned()),
@@ -219,6 +184,7 @@ impl GroupConsumer {
             moved_to: BTreeMap::new(),
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),
+            refused: false,
             held: AtomicBool::new(false),
         })
     }
@@ -269,6 +235,10 @@ impl GroupConsumer {
                     left.map_err(|source| self.fatal(source))?;
                     return Ok(Polled::default());
                 }
+                Err(source) if severity(&source) == Severity::Inconsistent => {
+                    self.note_refusal();
+                    return Ok(Polled::default());
+                }
                 Err(source) => {
                     self.renew(source, handler)?;
                     return Ok(Polled::default());
@@ -314,6 +284,25 @@ impl GroupConsumer {
     #[must_use]
     pub fn was_assigned(&self) -> bool {
         self.was_assigned.load(Ordering::Acquire)
+    }
+
+    /// Whether the group refuses this member, because another member does not support
+    /// [`ASSIGNMENT_STRATEGY`]. The member keeps trying to join, and gets no record until then.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    fn note_refusal(&mut self) {
+        if !std::mem::replace(&mut self.refused, true) {
+            tracing::warn!(
+                client = self.client_id,
+                group = self.config.get("group.id"),
+                strategy = ASSIGNMENT_STRATEGY,
+                "the consumer group refuses this member: another member does not support its \
+                 partition.assignment.strategy; trying again"
+            );
+        }
     }
 
     /// Commits offsets, each of the next record to read. Returns immediately; a failure is logged,
@@ -423,6 +412,7 @@ impl GroupConsumer {
                         self.log_failure("pausing partitions", self.consumer.pause(&list));
                     }
                     self.was_assigned.store(true, Ordering::Release);
+                    self.refused = false;
                 }
                 Rebalance::Revoke(list) => {
                     let lost = self.consumer.assignment_lost();

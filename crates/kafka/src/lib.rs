@@ -66,7 +66,9 @@ pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use fingerprint::fingerprint;
 pub use group_commits::GroupCommits;
-pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};
+pub use group_consumer::{
+    ASSIGNMENT_STRATEGY, GroupConsumer, GroupHandler, GroupOptions, TopicPartition,
+};
 pub use log_check::{Identity, LogCheck, Mark};
 pub use metrics::METRICS;
 pub use partition_consumer::{ConsumerOptions, PartitionConsumer};

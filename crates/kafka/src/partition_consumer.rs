@@ -266,10 +266,12 @@ impl PartitionConsumer {
         polled.or_else(|error| match severity(&error) {
             Severity::Damaged => self.leave_damaged(&error),
             Severity::OffsetReset => self.diagnose(&error).map_or(Ok(Polled::default()), Err),
-            Severity::Transient | Severity::Fatal => Err(PollError::Fatal {
-                client_id: self.client_id.clone(),
-                source: error,
-            }),
+            Severity::Transient | Severity::Inconsistent | Severity::Fatal => {
+                Err(PollError::Fatal {
+                    client_id: self.client_id.clone(),
+                    source: error,
+                })
+            }
         })
     }
 

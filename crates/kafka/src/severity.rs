@@ -7,6 +7,9 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 pub(crate) enum Severity {
     /// librdkafka retries on its own.
     Transient,
+    /// The group has no assignment strategy in common with this member. librdkafka asks again every
+    /// second.
+    Inconsistent,
     /// The start offset does not exist.
     OffsetReset,
     /// A batch cannot be read as it was written. No record after this error can be trusted.
@@ -22,6 +25,7 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
             RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
                 Severity::OffsetReset
             }
+            RDKafkaErrorCode::InconsistentGroupProtocol => Severity::Inconsistent,
             // A wrong checksum or format, as the client (the first three) and the broker report it.
             RDKafkaErrorCode::BadMessage
             | RDKafkaErrorCode::BadCompression

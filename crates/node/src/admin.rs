@@ -11,6 +11,7 @@
 //! | `PUT /shards` | `{"perPartition": 2}` changes the number of shards |
 //! | `PUT /partitions` | `{"partitions": 8}` begins to add partitions |
 //! | `GET /partitions` | the progress of that change |
+//! | `GET /process` | the role, the workflows, the topic prefix and the data directory of this process |
 //! | `POST /backup` | a backup of a process with an embedded broker and store, as of now |
 //! | `GET /log` | which log lines are written |
 //! | `PUT /log` | `{"filter": "info,waybill=debug"}` changes that from now on |
@@ -30,6 +31,7 @@ mod config;
 mod guard;
 mod log;
 mod partitions;
+mod process;
 mod shards;
 
 use std::convert::Infallible;
@@ -69,6 +71,7 @@ use self::guard::Denials;
 
 pub use config::AdminConfig;
 pub use guard::METRICS;
+pub use process::{ProcessView, WorkflowId};
 
 use crate::backup::Backups;
 use crate::shutdown::{Running, Stage};
@@ -108,6 +111,7 @@ pub struct Admin {
     shards: Arc<OnceLock<Shards>>,
     repartition: Arc<OnceLock<Repartition>>,
     backups: Arc<OnceLock<Backups>>,
+    process: Arc<OnceLock<ProcessView>>,
 }
 
 impl Admin {
@@ -128,6 +132,7 @@ impl Admin {
             shards: Arc::default(),
             repartition: Arc::default(),
             backups: Arc::default(),
+            process: Arc::default(),
         }
     }
 
@@ -189,6 +194,12 @@ impl Admin {
         }
     }
 
+    /// Sets what this process runs. Only the first call counts.
+    pub fn set_process(&self, process: ProcessView) {
+        // A process has one configuration.
+        let _ = self.process.set(process);
+    }
+
     /// The routes. They do not limit request bodies: the listener does.
     pub fn router(&self) -> Router {
         Router::new()
@@ -199,6 +210,7 @@ impl Admin {
             .route("/schedulers/{partition}", put(put_scheduler))
             .route("/shards", get(shards::show).put(shards::set))
             .route("/partitions", get(partitions::show).put(partitions::grow))
+            .route("/process", get(process::show))
             .route("/backup", post(backup::make))
             .route("/log", get(log::show).put(log::set))
             .route("/problems/{kind}", get(show_problem))

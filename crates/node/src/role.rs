@@ -58,7 +58,7 @@ impl ValueEnum for Role {
 
 impl Role {
     /// `up` with everything that it can start.
-    pub(crate) const EVERYTHING: Self = Self::Up {
+    pub const EVERYTHING: Self = Self::Up {
         agents: true,
         services: true,
         samples: 0,

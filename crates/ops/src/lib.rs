@@ -27,6 +27,7 @@ mod operations;
 mod ready;
 mod records;
 mod runtime;
+mod same_configuration;
 mod schemas;
 mod shards;
 mod shown;

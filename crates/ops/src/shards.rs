@@ -4,12 +4,13 @@
 //! The command uses the store itself, unless the store belongs to the process of `up` alone, which
 //! answers on its admin port.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 use waybill_node::config::Config;
 use waybill_topology::shards::show::{LayoutView, Shards};
+use waybill_units::{duration_from_text, duration_to_text};
 
 use crate::access::AdminArgs;
 use crate::admin_port;
@@ -18,6 +19,9 @@ use crate::shown::{Output, Written};
 
 /// The maximum time to show the shards. A repartition may take longer.
 const SHOW_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The interval between two looks at shards that start.
+const ASK_EVERY: Duration = Duration::from_millis(300);
 
 /// What to do with shards.
 #[derive(Clone, Debug, Subcommand)]
@@ -34,6 +38,9 @@ pub enum ShardsCommand {
         /// The new number of shards per partition
         #[arg(value_name = "M")]
         per_partition: u32,
+        /// Wait until every shard of the new layout has an owner, for at most this long
+        #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
+        wait: Duration,
         /// How it is written.
         #[command(flatten)]
         written: WrittenLayout,
@@ -57,15 +64,29 @@ impl ShardsCommand {
     ///
     /// If the process or the store is unavailable, or this number of shards is not possible.
     pub fn run(&self, config: &Config, admin: &AdminArgs) -> anyhow::Result<String> {
-        let (wanted, written) = match *self {
-            Self::Show { written } => (None, written),
+        let (wanted, wait, written) = match *self {
+            Self::Show { written } => (None, Duration::ZERO, written),
             Self::Set {
                 per_partition,
+                wait,
                 written,
-            } => (Some(per_partition), written),
+            } => (Some(per_partition), wait, written),
         };
-        let runtime = runtime()?;
-        let view = runtime.block_on(shards(config, admin, wanted))?;
+        let until = Instant::now() + wait;
+        let view = runtime()?.block_on(async {
+            let mut view = shards(config, admin, wanted).await?;
+            while !wait.is_zero() && view.has_unowned() {
+                anyhow::ensure!(
+                    Instant::now() < until,
+                    "the number of shards has changed, and not every shard has an owner after {}; `waybill shards show` \
+                     says what they wait for",
+                    duration_to_text(wait)
+                );
+                tokio::time::sleep(ASK_EVERY).await;
+                view = shards(config, admin, None).await?;
+            }
+            Ok(view)
+        })?;
         let WrittenLayout { mut written, json } = written;
         if json {
             written.output = Output::Json;

@@ -19,7 +19,7 @@ use waybill_topology::partition_map::PartitionMap;
 use super::SupervisorSettings;
 use super::audit::Auditor;
 use super::metrics::SupervisorMetrics;
-use super::parked::{ParkedDriver, ReadLock};
+use super::parked::{MissingWorkflows, ParkedDriver, ReadLock};
 use super::publisher::{PublishError, Publisher};
 use super::reroute::Rerouter;
 
@@ -46,6 +46,7 @@ pub(super) struct IndexShardDriver {
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) partition_map: PartitionMap,
     pub(super) read_lock: ReadLock,
+    pub(super) missing: Arc<MissingWorkflows>,
     pub(super) auditor: Arc<Auditor>,
 }
 
@@ -171,6 +172,8 @@ impl IndexShardDriver {
             partition_map: self.partition_map.clone(),
             metrics: self.metrics.clone(),
             read_lock: self.read_lock.clone(),
+            workflows: self.workflows.clone(),
+            missing: self.missing.clone(),
             grace: self.grace(),
         };
         let audit = self.auditor.clone().audit(self.index_shard);

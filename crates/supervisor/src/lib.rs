@@ -168,6 +168,7 @@ async fn supervise(
         metrics: metrics.clone(),
         partition_map: parts.partition_map.clone(),
         read_lock,
+        missing: Arc::default(),
         auditor: Arc::new(auditor),
     };
     let following = failed::Following {

@@ -1,13 +1,14 @@
 //! Drives the count of the parked operations of one index shard, and shows it in gauges.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use waybill_clock::clocks;
-use waybill_engine::PartitionId;
+use waybill_engine::{OperationRow, PartitionId, Workflows, workflow_of};
 use waybill_store::{Store, StoreError};
 use waybill_supervisor_core::parked::{Effect, Event, Notice, Output};
 use waybill_supervisor_core::{Parked, UnexpectedEvent};
@@ -18,6 +19,32 @@ use super::metrics::SupervisorMetrics;
 /// Lets one index shard of a process at a time read a page.
 pub(super) type ReadLock = Arc<Mutex<()>>;
 
+/// The versions of workflows that parked operations need and this process does not have, as far as
+/// they were logged: each is logged once, for all index shards.
+#[derive(Debug, Default)]
+pub(super) struct MissingWorkflows(std::sync::Mutex<BTreeSet<(Arc<str>, u32)>>);
+
+impl MissingWorkflows {
+    fn log(&self, row: &OperationRow, workflows: &Workflows) {
+        // One without steps never had a workflow: its caller chose the name.
+        let has_begun = !row.created.step_names.is_empty();
+        let waits = row.state.state.is_parked() && !row.state.abandoned && has_begun;
+        if !waits || workflow_of(row, workflows).is_some() {
+            return;
+        }
+        let (workflow, version) = (&row.created.workflow, row.created.workflow_version);
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.insert((Arc::clone(workflow), version)) {
+            tracing::warn!(
+                %workflow,
+                version,
+                operation = %row.id,
+                "a parked operation cannot continue: no workflow file has the version that it needs, with its steps"
+            );
+        }
+    }
+}
+
 /// One index shard, and what its effects need.
 #[derive(Debug)]
 pub(super) struct ParkedDriver {
@@ -26,6 +53,8 @@ pub(super) struct ParkedDriver {
     pub(super) partition_map: PartitionMap,
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) read_lock: ReadLock,
+    pub(super) workflows: Arc<Workflows>,
+    pub(super) missing: Arc<MissingWorkflows>,
     /// How long after its instant an entry or its row may become visible.
     pub(super) grace: Duration,
 }
@@ -84,7 +113,13 @@ impl ParkedDriver {
                 let of = vec![self.index_shard];
                 Event::Attention(self.store.attention_page(of, cursor, limit).await?)
             }
-            Effect::ReadRows(ids) => Event::Rows(self.store.get_many(ids).await?),
+            Effect::ReadRows(ids) => {
+                let rows = self.store.get_many(ids).await?;
+                for row in rows.iter().flatten().flatten() {
+                    self.missing.log(row, &self.workflows);
+                }
+                Event::Rows(rows)
+            }
         })
     }
 }

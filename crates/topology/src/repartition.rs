@@ -290,8 +290,8 @@ impl Repartition {
                     return Err(RepartitionError::Replaced);
                 }
                 report(format!(
-                    "done: set `partitions` to {read} and `scheduler.shardsPerPartition` to \
-                     {shards}"
+                    "done: set `partitions` to {read} and `scheduler.shardsPerPartition` to {shards}; \
+                     `waybill shards show` says when every shard has started"
                 ));
                 return Ok(());
             }

@@ -17,6 +17,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use waybill_config::{ConfigError, Environment, address_from_text};
@@ -236,12 +237,43 @@ pub enum ConfigCommand {
         /// Run the start-up checks of this role [default: of all roles in one process]
         #[arg(long, value_enum)]
         role: Option<Role>,
+        /// Run the start-up checks of `up --no-agents`: all agents run in other processes
+        #[arg(long)]
+        no_agents: bool,
         /// The output format.
         #[command(flatten)]
         written: Written,
     },
     /// Print the effective configuration after all layers, with secrets redacted
     Show,
+}
+
+impl ConfigCommand {
+    /// The role to check; `None` for every role in one process, and if it checks nothing.
+    ///
+    /// # Errors
+    ///
+    /// If --no-agents is given for a role that has no such flag.
+    pub fn role(&self) -> Result<Option<Role>, ConfigError> {
+        let Self::Check {
+            role, no_agents, ..
+        } = self
+        else {
+            return Ok(None);
+        };
+        match (*role, no_agents) {
+            (role, false) => Ok(role),
+            (None | Some(Role::Up { .. }), true) => Ok(Some(Role::Up {
+                agents: false,
+                services: true,
+                samples: 0,
+            })),
+            (Some(_), true) => {
+                let problem = "is a flag of `up`: leave it out, or check with --role up";
+                Err(ConfigError::invalid("--no-agents", problem))
+            }
+        }
+    }
 }
 
 /// The groups in which `waybill --help` lists the commands.
@@ -288,7 +320,8 @@ impl Cli {
     /// Parses the command line of this process. Exits on a request for help and on an error.
     #[must_use]
     pub fn of_process() -> Self {
-        let matches = Self::with_groups().get_matches();
+        let matches = Self::with_groups().try_get_matches();
+        let matches = matches.unwrap_or_else(|error| without_variables(error).exit());
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
@@ -313,6 +346,25 @@ impl Cli {
             "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}{{all-args}}{{after-help}}"
         ))
     }
+}
+
+/// The error without the flags in its usage that only environment variables set: clap shows these
+/// as if the command needed them.
+fn without_variables(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
+        return error;
+    };
+    let mut text = usage.to_string();
+    for flag in ["--config", "--token-file", "--ca-file"] {
+        let is_given = |argument: String| argument.split('=').next() == Some(flag);
+        if !std::env::args_os().any(|it| is_given(it.to_string_lossy().into_owned())) {
+            text = text.replace(&format!(" {flag} <FILE>"), "");
+        }
+    }
+    if text != usage.to_string() {
+        error.insert(ContextKind::Usage, ContextValue::StyledStr(text.into()));
+    }
+    error
 }
 
 impl Command {
@@ -442,8 +494,8 @@ impl Cli {
     pub fn configuration(&self, environment: &Environment) -> Result<Config, ConfigError> {
         let (file, role, is_check) = match &self.command {
             Command::Config {
-                command: ConfigCommand::Check { file, role, .. },
-            } => (file.as_deref(), *role, true),
+                command: check @ ConfigCommand::Check { file, .. },
+            } => (file.as_deref(), check.role()?, true),
             command => (None, command.role(), false),
         };
         let file = file.or(self.flags.config.as_deref());

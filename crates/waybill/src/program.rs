@@ -58,9 +58,10 @@ pub fn main() -> ExitCode {
         (_, Some(role)) => run(role, &config, &environment),
         (Command::Config { command }, None) => match command {
             ConfigCommand::Show => show(&config),
-            ConfigCommand::Check { role, written, .. } => {
-                exit_code(check_configuration(*role, *written, &config))
-            }
+            ConfigCommand::Check { written, .. } => match command.role() {
+                Ok(role) => exit_code(check_configuration(role, *written, &config)),
+                Err(error) => report(REFUSED, &error),
+            },
         },
         (Command::Topics { command }, None) => run_command(&config, || command.run(&config)),
         (Command::Schemas { command }, None) => run_command(&config, || command.run(&config)),

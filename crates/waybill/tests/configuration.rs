@@ -372,11 +372,72 @@ fn check_and_start_refuse_a_configuration_without_agents() {
         );
     }
     assert!(refused.1.contains("--role"), "{}", refused.1);
+    let without = run(&["config", "check", "--no-agents"]);
+    assert_eq!(without, (Some(0), String::new()), "as for `up --no-agents`");
+    let of_up = run(&["config", "check", "--role", "up", "--no-agents"]);
+    assert_eq!(of_up, without);
+    let (code, message) = run(&["config", "check", "--role", "broker", "--no-agents"]);
+    assert_eq!(code, Some(2), "{message}");
+    let expected = "waybill: --no-agents is a flag of `up`";
+    assert!(message.starts_with(expected), "{message}");
     let elsewhere = run(&[&["config", "check"][..], &brokers].concat());
     assert_eq!(
         elsewhere,
         (Some(0), String::new()),
         "agents may run elsewhere"
+    );
+}
+
+#[test]
+fn check_and_start_refuse_a_misspelt_agent_and_only_name_other_unknown_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let agents = "agents: [{name: crm, http: {baseUrl: 'http://a', request: {method: PUT, path: /a}}},\n  \
+                  {name: mail-1, http: {baseUrl: 'http://a', request: {method: PUT, path: /a}}}]\n";
+    std::fs::write(path("agents.yaml"), agents).unwrap();
+    let run = |line: &[&str], agent: &str| {
+        let step = format!("{{name: book, agent: {agent}, kind: pure}}");
+        let workflow = format!("name: trip\nversion: 2\nsteps: [{step}]\n");
+        std::fs::write(path("trip.yaml"), workflow).unwrap();
+        let output = command(line)
+            .env("WAYBILL_WORKFLOWS__FILES", path("trip.yaml"))
+            .env("WAYBILL_AGENTS__FILES", path("agents.yaml"))
+            .args(["--data-dir", &path("data"), "--admin", "127.0.0.1:0"])
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let alone = ["--brokers", "127.0.0.1:1", "--scylla", "127.0.0.1:1"];
+    let scheduler = [&["scheduler"][..], &alone].concat();
+    for (agent, near) in [("crn", "crm"), ("acount", "account")] {
+        let expected = format!(
+            "waybill: workflow trip, version 2: step book: unknown agent {agent:?}; did you mean {near:?}?"
+        );
+        for line in [
+            &["config", "check"][..],
+            &["up"],
+            &[&["agents"][..], &alone].concat(),
+        ] {
+            let (code, message) = run(line, agent);
+            assert_eq!(code, Some(2), "{line:?}: {message}");
+            assert!(message.starts_with(&expected), "{line:?}: {message}");
+        }
+    }
+    // Numbers distinguish agents.
+    for agent in ["warehouse", "mail-2", "crm"] {
+        let (code, message) = run(&["config", "check"], agent);
+        assert_eq!(code, Some(0), "{message}");
+        let is_named = message.contains(&format!("agents not in any file: {agent}"));
+        assert_eq!(is_named, agent != "crm", "{message}");
+    }
+    let (_, message) = run(
+        &[&["config", "check", "--role"][..], &scheduler].concat(),
+        "crn",
+    );
+    assert!(
+        message.starts_with("ok for scheduler"),
+        "it reads no agents: {message}"
     );
 }
 
@@ -399,8 +460,13 @@ fn a_configuration_of_one_role_is_checked_as_for_that_role() {
     }
     let as_json = check(&["--role", "broker", "--output", "json"]).1;
     assert_eq!(as_json, "{\"role\":\"broker\"}\n");
+    let here = std::env::current_dir().unwrap().join("nowhere.yaml");
+    let unreadable = format!(
+        "workflows.files: nowhere.yaml cannot be read ({}: a relative path starts at the working directory): No such",
+        here.display()
+    );
     for (flags, refused) in [
-        (&[][..], "workflows.files: nowhere.yaml"),
+        (&[][..], &*unreadable),
         (&["--role", "up"], "workflows.files: nowhere.yaml"),
         (&["--role", "agents"], "--brokers is required"),
         (&["--role", "agents", "--brokers", "a:1"], "workflows.files"),
@@ -499,6 +565,25 @@ fn missing_arguments_are_refused_and_failed_writes_are_errors() {
     let below_a_file = dir.path().join("file/man").display().to_string();
     std::fs::write(dir.path().join("file"), "").unwrap();
     assert_eq!(waybill(&["man", &below_a_file]).status.code(), Some(1));
+}
+
+#[test]
+fn usage_shows_only_flags_that_were_given_or_are_needed() {
+    let usage = |line: &[&str]| {
+        let mut command = command(line);
+        let output = command.env("WAYBILL_CONFIG", example()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let text = printed(&output.stderr);
+        let usage = text.lines().find(|line| line.starts_with("Usage: "));
+        usage.unwrap_or_default().to_owned()
+    };
+    assert_eq!(usage(&["ops", "show"]), "Usage: waybill ops show <ID>");
+    let file = example();
+    let given = ["ops", "show", "--config", file.to_str().unwrap()];
+    assert_eq!(
+        usage(&given),
+        "Usage: waybill ops show --config <FILE> <ID>"
+    );
 }
 
 #[test]

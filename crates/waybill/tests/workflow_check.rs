@@ -71,7 +71,7 @@ fn a_misspelt_agent_is_refused_with_the_nearest_name() {
     assert_refused(
         &check(&[&workflow], &[&agents]),
         &format!(
-            "{}: unknown agent \"wakler\"; did you mean \"walker\"?",
+            "{}: step go: unknown agent \"wakler\"; did you mean \"walker\"?",
             workflow.display()
         ),
     );

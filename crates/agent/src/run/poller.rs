@@ -15,7 +15,7 @@ use super::outbox::Outbox;
 use super::state::State;
 use super::worker::{Agent, Shared, work};
 use super::workers::Workers;
-use super::{AgentsError, AgentsSettings, StartError};
+use super::{AgentsError, AgentsSettings, Membership, StartError};
 use crate::handler::Handler;
 use crate::metrics::AgentMetrics;
 
@@ -65,8 +65,7 @@ pub(super) struct Poller {
     consumer: GroupConsumer,
     workers: Workers,
     signal: Arc<Signal>,
-    /// Set once, when the group has assigned the process its first partitions.
-    ready_sender: watch::Sender<bool>,
+    membership: watch::Sender<Membership>,
     commit_interval: Duration,
     drain_timeout: Duration,
 }
@@ -76,7 +75,7 @@ impl Poller {
         config: AgentsSettings,
         agents: Vec<(String, Arc<dyn Handler>)>,
         signal: Arc<Signal>,
-        ready_sender: watch::Sender<bool>,
+        membership: watch::Sender<Membership>,
         runtime: &Handle,
     ) -> Result<Self, StartError> {
         let client_id = config.instance_id.as_deref().unwrap_or("waybill-agents");
@@ -121,7 +120,7 @@ impl Poller {
             consumer,
             workers,
             signal,
-            ready_sender,
+            membership,
             commit_interval: config.commit_interval,
             drain_timeout: config.drain_timeout,
         })
@@ -144,7 +143,7 @@ impl Poller {
                 if let Err(error) = polled {
                     break Err(AgentsError::from(error));
                 }
-                self.notify_if_ready();
+                self.show_membership();
             } else {
                 std::thread::sleep(BLOCKED_PAUSE);
             }
@@ -175,11 +174,16 @@ impl Poller {
         held.is_ok()
     }
 
-    fn notify_if_ready(&self) {
-        if self.consumer.was_assigned() {
-            self.ready_sender
-                .send_if_modified(|ready| !std::mem::replace(ready, true));
-        }
+    fn show_membership(&self) {
+        let now = if self.consumer.is_refused() {
+            Membership::Refused
+        } else if self.consumer.was_assigned() {
+            Membership::Member
+        } else {
+            Membership::Joining
+        };
+        self.membership
+            .send_if_modified(|shown| std::mem::replace(shown, now) != now);
     }
 
     /// Hands queued requests back, lets running attempts end, sends the remaining records, and

@@ -105,7 +105,9 @@ impl Coordinator {
             groups.add(group, new);
         }
         groups.change(group, |state| {
-            state.join(Instant::now(), self.limits.initial_delay, join, answer);
+            let now = Instant::now();
+            state.log_refusal(now, group, &join);
+            state.join(now, self.limits.initial_delay, join, answer);
         });
         drop(groups);
         self.changed.notify_one();
@@ -253,6 +255,20 @@ mod tests {
         (joined.member_id, joined.generation)
     }
 
+    /// A leader's request with these assignments.
+    fn sync_of(leader: &StrBytes, generation: i32, assignments: Vec<(StrBytes, Bytes)>) -> Sync {
+        Sync {
+            membership: Membership {
+                member_id: leader.clone(),
+                instance_id: None,
+                generation,
+            },
+            protocol_type: None,
+            protocol: None,
+            assignments,
+        }
+    }
+
     #[test]
     fn the_members_of_all_groups_share_one_memory_limit() {
         let coordinator = coordinator(4 * MIB);
@@ -282,16 +298,8 @@ mod tests {
         let coordinator = coordinator(2 * MIB);
         let (leader, generation) = joined(&coordinator, "a", join(&StrBytes::new(), MIB));
         let sync = |bytes: usize| {
-            let sync = Sync {
-                membership: Membership {
-                    member_id: leader.clone(),
-                    instance_id: None,
-                    generation,
-                },
-                protocol_type: None,
-                protocol: None,
-                assignments: vec![(leader.clone(), Bytes::from(vec![0; bytes]))],
-            };
+            let assignments = vec![(leader.clone(), Bytes::from(vec![0; bytes]))];
+            let sync = sync_of(&leader, generation, assignments);
             coordinator.sync("a", sync).try_recv().unwrap()
         };
         assert_eq!(sync(MIB), Err(ResponseError::CoordinatorNotAvailable));
@@ -307,16 +315,8 @@ mod tests {
         joined(&coordinator, "b", join(&anew, MIB / 4 + MIB / 8));
         assert!(coordinator.join("c", join(&anew, MIB / 4)).is_none());
         let (_, generation) = joined(&coordinator, "a", join(&member, MIB));
-        let sync = Sync {
-            membership: Membership {
-                member_id: member.clone(),
-                instance_id: None,
-                generation,
-            },
-            protocol_type: None,
-            protocol: None,
-            assignments: vec![(member, Bytes::from(vec![0; MIB / 4]))],
-        };
+        let assignments = vec![(member.clone(), Bytes::from(vec![0; MIB / 4]))];
+        let sync = sync_of(&member, generation, assignments);
         assert!(coordinator.sync("a", sync).try_recv().unwrap().is_ok());
     }
 
@@ -375,16 +375,11 @@ mod tests {
         assert_eq!(error, ResponseError::InconsistentGroupProtocol);
 
         let (leader, generation) = joined(&coordinator, "a", join(&StrBytes::new(), 0));
-        let sync = Sync {
-            membership: Membership {
-                member_id: leader.clone(),
-                instance_id: None,
-                generation,
-            },
-            protocol_type: None,
-            protocol: None,
-            assignments: vec![(leader, Bytes::new()); 11],
-        };
+        let sync = sync_of(
+            &leader,
+            generation,
+            vec![(leader.clone(), Bytes::new()); 11],
+        );
         let answer = coordinator.sync("a", sync).try_recv().unwrap();
         assert_eq!(answer, Err(ResponseError::InvalidRequest));
     }

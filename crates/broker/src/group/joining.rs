@@ -16,6 +16,9 @@ use super::state::{Group, State};
 /// have two or three.
 const PROTOCOLS_MAX: usize = 32;
 
+/// How often a group logs that it refuses members for their protocols.
+const REFUSAL_LOGGED_EVERY: Duration = Duration::from_secs(60);
+
 impl Group {
     /// A member joins; it is answered when all have.
     pub(crate) fn join(
@@ -181,6 +184,22 @@ impl Group {
             })
     }
 
+    /// Logs a member that the group will refuse for its protocols. Clients ask again every second.
+    pub(super) fn log_refusal(&mut self, now: Instant, group: &str, join: &Join) {
+        let is_due = |at: Instant| now.saturating_duration_since(at) >= REFUSAL_LOGGED_EVERY;
+        if !self.accepts_protocols(join) && self.refusal_logged_at.is_none_or(is_due) {
+            self.refusal_logged_at = Some(now);
+            let of_group = self.members.first().map(|member| names(&member.protocols));
+            tracing::warn!(
+                client = &*join.client_id,
+                group,
+                protocols = names(&join.protocols),
+                of_group,
+                "refused a group member: it has no partition.assignment.strategy in common with the group"
+            );
+        }
+    }
+
     fn add_member(&mut self, now: Instant, id: StrBytes, join: &Join) -> usize {
         self.members.push(Member {
             id,
@@ -211,6 +230,11 @@ impl Group {
         member.protocols = join.protocols;
         member.session_deadline = now + join.session_timeout;
     }
+}
+
+fn names(protocols: &[(StrBytes, Bytes)]) -> String {
+    let names: Vec<&str> = protocols.iter().map(|(name, _)| &**name).collect();
+    names.join(",")
 }
 
 pub(super) fn same_instance(member: &Member, join: &Join) -> bool {

@@ -54,6 +54,7 @@ pub(crate) struct Group {
     /// Ids that were issued and not used yet, with their expiry.
     pub(super) promised: Vec<(StrBytes, Instant)>,
     pub(super) members_max: usize,
+    pub(super) refusal_logged_at: Option<Instant>,
 }
 
 impl Group {
@@ -67,6 +68,7 @@ impl Group {
             members: Vec::new(),
             promised: Vec::new(),
             members_max,
+            refusal_logged_at: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 use waybill_api::view::{ErrorView, ItemView, UNREADABLE};
 use waybill_clock::time_text;
-use waybill_engine::{OperationRow, StepProgress, Timestamp, Workflows};
+use waybill_engine::{Action, OperationRow, StepProgress, Timestamp, Workflows};
 use waybill_store::AttentionEntry;
 
 use super::workflow_version;
@@ -28,6 +28,8 @@ pub fn item_of_row(
     let fingerprint = error
         .as_ref()
         .map(|error| fingerprint(&created.workflow, step.as_deref(), &error.code));
+    let named = created.step_names.iter().map(|name| &**name);
+    let further_failed_steps = further_failed(named.zip(&state.steps), step.as_deref());
     ItemView {
         id: row.id.0,
         state: state.state.as_str().into(),
@@ -37,6 +39,7 @@ pub fn item_of_row(
         tenant: created.tenant.to_string(),
         caller_id: created.caller_id.clone(),
         step,
+        further_failed_steps,
         error,
         fingerprint,
         next_due: state.next_due.map(time_text),
@@ -63,6 +66,18 @@ fn lagging_step(row: &OperationRow) -> Option<(&str, &StepProgress)> {
     Some((name, step))
 }
 
+/// The steps whose undo has failed, apart from `step`.
+fn further_failed<'a>(
+    steps: impl Iterator<Item = (&'a str, &'a StepProgress)>,
+    step: Option<&str>,
+) -> Vec<String> {
+    let further = steps.filter(|(name, progress)| {
+        let is_failed = progress.action == Action::Compensate && progress.failed_for_good();
+        is_failed && step != Some(*name)
+    });
+    further.map(|(name, _)| name.to_owned()).collect()
+}
+
 /// Groups failures of the same kind; stable over restarts and versions.
 fn fingerprint(workflow: &str, step: Option<&str>, code: &str) -> String {
     let mut sha = Sha256::new();
@@ -76,7 +91,28 @@ fn fingerprint(workflow: &str, step: Option<&str>, code: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use waybill_engine::StepState;
+
     use super::*;
+
+    #[test]
+    fn every_step_whose_undo_has_failed_is_named_once() {
+        let progress = |state, action| StepProgress {
+            state,
+            action,
+            ..StepProgress::default()
+        };
+        let refused = progress(StepState::Failed, Action::Compensate);
+        let steps = [
+            ("seat", progress(StepState::Compensated, Action::Compensate)),
+            ("room", refused.clone()),
+            ("car", refused),
+            ("bill", progress(StepState::Failed, Action::Run)),
+        ];
+        let named = || steps.iter().map(|(name, progress)| (*name, progress));
+        assert_eq!(further_failed(named(), Some("room")), ["car"]);
+        assert_eq!(further_failed(named(), Some("bill")), ["room", "car"]);
+    }
 
     #[test]
     fn a_fingerprint_is_stable_and_depends_on_workflow_step_and_code() {

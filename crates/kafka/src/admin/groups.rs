@@ -1,6 +1,6 @@
 //! Consumer groups, as their brokers describe them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rdkafka::groups::GroupList;
@@ -33,6 +33,8 @@ impl Admin {
 pub struct TopicsRead {
     /// The topics.
     pub topics: BTreeSet<String>,
+    /// The assignment strategies of groups with members, by group.
+    pub strategies: BTreeMap<String, String>,
     /// The number of groups that this client may describe.
     pub groups: usize,
     /// Groups whose subscriptions are unknown, because they are rebalancing or use another
@@ -48,6 +50,8 @@ fn topics_read(groups: &GroupList) -> TopicsRead {
     for group in groups.groups() {
         match group.state() {
             "Stable" => {
+                let strategy = group.protocol().to_owned();
+                read.strategies.insert(group.name().to_owned(), strategy);
                 for member in group.members() {
                     let topics = subscribed(member.metadata().unwrap_or_default());
                     read.topics.extend(topics.unwrap_or_default());

@@ -111,6 +111,7 @@ mod tests {
             ("GET", "/schedulers", Needs::Read),
             ("HEAD", "/shards", Needs::Read),
             ("GET", "/partitions", Needs::Read),
+            ("GET", "/process", Needs::Read),
             ("PUT", "/schedulers/2", Needs::Change),
             ("PUT", "/shards", Needs::Change),
             ("PUT", "/partitions", Needs::Change),

@@ -104,6 +104,7 @@ async fn a_starting_process_answers_503_for_parts_that_start_later() {
         ("GET", "/shards", "", 404),
         ("PUT", "/shards", r#"{"perPartition": 2}"#, 404),
         ("GET", "/partitions", "", 404),
+        ("GET", "/process", "", 404),
         ("PUT", "/partitions", r#"{"partitions": 8}"#, 404),
         ("POST", "/backup", "", 409),
     ];

@@ -297,6 +297,8 @@ fn unknown_variables_are_refused_with_the_nearest_known_one() {
         ("WAYBILL_LEASE", Some("WAYBILL_SCHEDULER__LEASE")),
         ("WAYBILL_LOG_FILTER", Some("WAYBILL_TELEMETRY__LOG_FILTER")),
         ("WAYBILL_CONFIGS", Some("WAYBILL_CONFIG")),
+        ("WAYBILL_HTP", Some("WAYBILL_HTTP__...")),
+        ("WAYBILL_HTTP", Some("WAYBILL_HTTP__...")),
         (
             "WAYBILL_KAFKA__PROPERTIES",
             Some("WAYBILL_KAFKA__PROPERTIES__SASL_PASSWORD"),

@@ -10,6 +10,7 @@ mod operation;
 
 use std::fmt;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
@@ -23,8 +24,12 @@ use crate::address::ApiAddress;
 use crate::color::{ColorArgs, Tone};
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
+use crate::same_configuration;
 use crate::shards::shards;
 use crate::shown::Output;
+
+/// The subject of findings about the configuration.
+const CONFIGURATION: &str = "configuration";
 
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
@@ -156,7 +161,15 @@ impl DoctorArgs {
         report: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let Self { admin, .. } = self;
-        let layout = shards(config, admin, None).await;
+        let (layout, process) = tokio::join!(
+            shards(config, admin, None),
+            same_configuration::process(config, admin)
+        );
+        let process = process.as_ref();
+        let mismatch = process.and_then(|it| same_configuration::mismatch(config, admin, it));
+        let is_same = mismatch.is_none();
+        let its_dir = process.map(|it| PathBuf::from(&it.data_dir));
+        let data_dir = is_same.then(|| its_dir.unwrap_or_else(|| config.data_dir.clone()));
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let api = address.and_then(|address| {
             Api::asked_once(address, &admin.access).map_err(|error| error.to_string())
@@ -179,14 +192,24 @@ impl DoctorArgs {
             }
         };
         let (brokers, store, registry, process, answers) = tokio::join!(
-            installation::brokers(self.admin.broker_login(config), layout.as_ref().ok()),
+            installation::brokers(
+                self.admin.broker_login(config),
+                layout.as_ref().ok(),
+                is_same
+            ),
             installation::store(config),
-            installation::registry(config),
-            installation::process(config, admin),
+            installation::registry(config, is_same),
+            installation::process(config, admin, data_dir.as_deref()),
             answers
         );
+        let configuration = match mismatch {
+            // The operation does not depend on it.
+            Some(_) if self.id.is_some() => Vec::new(),
+            Some(mismatch) => vec![Finding::bad(CONFIGURATION, mismatch)],
+            None => vec![installation::configuration(config, check)],
+        };
         for part in [
-            vec![installation::configuration(config, check)],
+            configuration,
             brokers,
             store,
             registry,

@@ -285,6 +285,7 @@ fn cells(item: &ItemView) -> [String; 8] {
         workflow,
         caller_id,
         step,
+        further_failed_steps,
         error,
         fingerprint,
         age_seconds,
@@ -297,12 +298,16 @@ fn cells(item: &ItemView) -> [String; 8] {
         false => error.to_owned(),
     };
     let given = |text: &Option<String>| or_nothing(text.as_deref().unwrap_or_default());
+    let step = match further_failed_steps.len() {
+        0 => given(step),
+        further => format!("{} +{further}", given(step)),
+    };
     [
         id.to_string(),
         state.to_string(),
         age(*age_seconds),
         or_nothing(workflow),
-        given(step),
+        step,
         given(fingerprint),
         error,
         given(caller_id),
@@ -348,6 +353,13 @@ mod tests {
             age_seconds: 86_399,
             ..ItemView::default()
         }
+    }
+
+    #[test]
+    fn the_step_column_counts_further_failed_undos() {
+        let mut item = item();
+        item.further_failed_steps = vec!["drone".to_owned()];
+        assert_eq!(cells(&item)[4], "third-party +1");
     }
 
     #[test]

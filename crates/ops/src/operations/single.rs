@@ -48,10 +48,10 @@ pub(super) async fn ask_one(
 ) -> Result<(), OpsError> {
     let report = match asked(api, asking, single).await {
         Ok(report) => report,
-        Err(error) if error.is_about_the_operation() && single.output == Output::Json => {
-            Report::new(single.id, asking.verb, Outcome::Refused).with_note(&error.to_string())
+        Err((id, error)) if error.is_about_the_operation() && single.output == Output::Json => {
+            Report::new(&id, asking.verb, Outcome::Refused).with_note(&error.to_string())
         }
-        Err(error) => return Err(error.into()),
+        Err((_, error)) => return Err(error.into()),
     };
     let is_good = match report.outcome {
         Outcome::Asked | Outcome::Done => true,
@@ -68,7 +68,13 @@ pub(super) async fn ask_one(
     }
 }
 
-async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report, ApiError> {
+/// Sends the verb. An error is about the operation with the ID beside it: the given one only if the
+/// operation is unknown.
+async fn asked(
+    api: &Api,
+    asking: &Asking,
+    single: Single<'_>,
+) -> Result<Report, (String, ApiError)> {
     let Single {
         id, tenant, wait, ..
     } = single;
@@ -76,8 +82,10 @@ async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report,
         Ok(found) => Some(found.operation),
         // A cancel may arrive before its request.
         Err(error) if error.is_unknown() && asking.verb == Verb::Cancel => None,
-        Err(error) => return Err(error),
+        Err(error) => return Err((id.to_owned(), error)),
     };
+    let known = seen.as_ref().map(|seen| seen.id.to_string());
+    let refused = |error| (known.unwrap_or_else(|| id.to_owned()), error);
     if let Some(report) = seen
         .as_ref()
         .and_then(|seen| resubmitted_before(asking, seen))
@@ -85,11 +93,11 @@ async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report,
         return Ok(report);
     }
     let until = Instant::now() + wait.unwrap_or_default();
-    let sent = send(api, asking, id, tenant, seen.as_ref(), until).await?;
-    let report = match (sent, wait) {
-        (Sent::Known(report), _) => report,
-        (Sent::OnItsWay(followed), None) => followed.asked(),
-        (Sent::OnItsWay(followed), Some(_)) => followed.wait(api).await?,
+    let report = match send(api, asking, id, tenant, seen.as_ref(), until).await {
+        Ok(Sent::Known(report)) => report,
+        Ok(Sent::OnItsWay(followed)) if wait.is_none() => followed.asked(),
+        Ok(Sent::OnItsWay(followed)) => followed.wait(api).await.map_err(refused)?,
+        Err(error) => return Err(refused(error)),
     };
     Ok(match seen {
         Some(_) => report,

@@ -11,6 +11,7 @@ use waybill_topology::topics::{Finding, Weight};
 
 use super::Site;
 use crate::access::AdminArgs;
+use crate::same_configuration;
 use crate::shards::shards;
 use crate::shown::Output;
 
@@ -27,6 +28,12 @@ pub struct VerifyArgs {
 impl VerifyArgs {
     pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
         let config = &self.admin.broker_login(config)?;
+        if config.kafka.brokers.is_none() || self.admin.is_named(config) {
+            let process = same_configuration::process(config, &self.admin).await;
+            let mismatch =
+                process.and_then(|it| same_configuration::mismatch(config, &self.admin, &it));
+            anyhow::ensure!(mismatch.is_none(), mismatch.unwrap_or_default());
+        }
         let site = Site::open(config).await?;
         let mut findings = site.findings(config).await?;
         if findings

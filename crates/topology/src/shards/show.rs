@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_clock::wall_clock;
+use waybill_clock::{time_text, wall_clock};
 use waybill_engine::{Offset, Priority, ShardId, ShardingScheme, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
@@ -29,6 +29,15 @@ pub struct LayoutView {
     pub valid_topic_partitions: Vec<u32>,
     /// The shards, in order.
     pub shards: Vec<ShardView>,
+}
+
+impl LayoutView {
+    /// Whether a shard has no owner, or one whose lease has expired.
+    #[must_use]
+    pub fn has_unowned(&self) -> bool {
+        let mut shards = self.shards.iter();
+        shards.any(|shard| shard.owner.is_none() || shard.silent)
+    }
 }
 
 /// A shard.
@@ -55,6 +64,10 @@ pub struct ShardView {
     pub consumed_high_priority: Offset,
     /// What it waits for, if it does not run.
     pub waits_for: Vec<String>,
+    /// By when it starts if a scheduler runs for it. Only after a change of the layout, until the
+    /// shard has started, and not beyond that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts_by: Option<String>,
 }
 
 impl ShardView {
@@ -146,16 +159,19 @@ impl Shards {
         let mut shards = Vec::new();
         for shard in scheme.all() {
             let key = LeaseKey::scheduler(generation, shard);
-            let (waits_for, lease) = match self.store.lease(key).await? {
-                Some(lease) if lease.owner.is_some() => (Vec::new(), lease),
-                Some(lease) => (vec!["an owner".to_owned()], lease),
+            shards.push(match self.store.lease(key).await? {
+                Some(lease) if lease.owner.is_some() => view(shard, &lease, Vec::new()),
+                Some(lease) => view(shard, &lease, vec!["an owner".to_owned()]),
                 None => {
                     let lease =
                         super::current_lease(&*self.store, &layout, generation, shard).await?;
-                    (self.awaited(&layout, shard).await?, lease)
+                    let waits_for = self.awaited(&layout, shard).await?;
+                    ShardView {
+                        starts_by: starts_by(&lease, wall_clock()),
+                        ..view(shard, &lease, waits_for)
+                    }
                 }
-            };
-            shards.push(view(shard, &lease, waits_for));
+            });
         }
         Ok(LayoutView {
             generation: generation.0,
@@ -230,6 +246,14 @@ fn has_run_out(lease: &Lease, now: Timestamp) -> bool {
     now > limit - lease.duration
 }
 
+/// By when a shard that would begin with this lease starts: its predecessors renewed theirs at most
+/// one lease time ago when the layout changed, and it may have to wait until one expires. `None` if
+/// that is over, or no predecessor had an owner.
+fn starts_by(lease: &Lease, now: Timestamp) -> Option<String> {
+    let by = Timestamp(lease.stamp_limit.0) + CLOCK_SKEW;
+    (now <= by).then(|| time_text(by))
+}
+
 fn view(shard: ShardId, lease: &Lease, waits_for: Vec<String>) -> ShardView {
     let checkpoint = lease.checkpoint;
     ShardView {
@@ -247,6 +271,7 @@ fn view(shard: ShardId, lease: &Lease, waits_for: Vec<String>) -> ShardView {
         consumed: lease.consumed.normal,
         consumed_high_priority: lease.consumed.high,
         waits_for,
+        starts_by: None,
     }
 }
 
@@ -278,6 +303,9 @@ impl fmt::Display for LayoutView {
             }
             if !view.waits_for.is_empty() {
                 let _ = write!(state, "none: waits for {}", view.waits_for.join("; "));
+            }
+            if let Some(by) = &view.starts_by {
+                let _ = write!(state, "; starts by {by}");
             }
             let CheckpointView {
                 requests,

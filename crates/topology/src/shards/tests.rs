@@ -1,11 +1,13 @@
 //! The state of shards on a store: how far they are, and where those begin that have not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use waybill_clock::wall_clock;
 use waybill_engine::{ByPriority, Epoch, Priority, Stamp};
 use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore};
 
-use super::show::{SetError, Shards};
+use super::show::{LayoutView, SetError, Shards};
 use super::*;
 
 struct Site {
@@ -129,6 +131,36 @@ async fn the_number_of_shards_is_set_only_after_a_scheduler_has_begun() {
     wanted.partitions = 9;
     let layout = layout_at_start(&*site.store, wanted).await.unwrap();
     assert_eq!(layout.scheme().partitions, 3, "the store says how many");
+}
+
+#[tokio::test]
+async fn a_shard_of_a_new_layout_is_expected_until_the_leases_before_it_have_expired() {
+    let scheme = ShardingScheme {
+        partitions: 1,
+        shards_per_partition: 1,
+    };
+    for (renewed_for, is_expected) in [(Duration::from_secs(20), true), (Duration::ZERO, false)] {
+        let site = Site::new();
+        let shards = Shards::new(site.store.clone(), 1);
+        layout_at_start(&*site.store, scheme).await.unwrap();
+        let expected = |view: LayoutView| -> Vec<bool> {
+            let shards = view.shards.iter();
+            shards.map(|shard| shard.starts_by.is_some()).collect()
+        };
+        assert_eq!(expected(shards.show().await.unwrap()), [false]);
+        let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(0));
+        let limit = match renewed_for {
+            Duration::ZERO => Stamp(100),
+            ahead => Stamp((wall_clock() + ahead).as_micros()),
+        };
+        let lease = Lease {
+            stamp_limit: limit,
+            ..Lease::new(key, PartitionId(0))
+        };
+        assert!(site.store.take_lease(None, lease).await.unwrap());
+        let changed = shards.set(2).await.unwrap();
+        assert_eq!(expected(changed), [is_expected; 2]);
+    }
 }
 
 /// One partition that becomes two and ended at request 40.

@@ -2,19 +2,21 @@
 //! that a configuration names, before anything is started with it.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
 use waybill_agent::http::NeededInputs;
-use waybill_config::misspelling_of;
 use waybill_node::Role;
 use waybill_node::config::Config;
 use waybill_node::workflows::load_workflow;
 use waybill_ops::{Written, named_elsewhere};
 use waybill_telemetry::visible::counted;
 
-use crate::roles::{agents_elsewhere, built_in_agents, check_for, check_to_run, load_agents_file};
+use crate::roles::{
+    agents_elsewhere, built_in_agents, check_for, check_to_run, load_agents_file,
+    refuse_misspelt_agents,
+};
 
 /// What to do with workflows.
 #[derive(Clone, Debug, Subcommand)]
@@ -59,7 +61,10 @@ impl WorkflowCommand {
         if config.agents.built_in {
             known.extend(built_in_agents()?);
         }
-        refuse_misspelt(file, &elsewhere, &known)?;
+        for workflow in workflows.iter() {
+            let refused = refuse_misspelt_agents(workflow, &known);
+            refused.map_err(|error| error.context(file.display().to_string()))?;
+        }
         let workflow = workflows.iter().next().map(|workflow| Found {
             name: workflow.name().to_string(),
             version: workflow.version(),
@@ -81,19 +86,6 @@ impl WorkflowCommand {
             disk: None,
         })?)
     }
-}
-
-/// Refuses a workflow with an agent's name that is nearly that of a known agent.
-fn refuse_misspelt(file: &Path, elsewhere: &[String], known: &[String]) -> anyhow::Result<()> {
-    for agent in elsewhere.iter().filter(|agent| !known.contains(agent)) {
-        if let Some(near) = misspelling_of(agent, known.iter().map(String::as_str)) {
-            anyhow::bail!(
-                "{}: unknown agent {agent:?}; did you mean {near:?}?",
-                file.display()
-            );
-        }
-    }
-    Ok(())
 }
 
 /// The result of `waybill config check` for a valid configuration, for one role or for every role

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs};
-use waybill_agent::{Agents, AgentsSettings, BuiltInCalls};
-use waybill_config::read_text;
+use waybill_agent::{Agents, AgentsSettings, BuiltInCalls, Membership};
+use waybill_config::{misspelling_of, read_text};
 use waybill_drone_delivery::services::Caller;
-use waybill_engine::Workflows;
-use waybill_kafka::KafkaSettings;
+use waybill_engine::{Action, Workflow, Workflows};
+use waybill_kafka::{ASSIGNMENT_STRATEGY, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
@@ -65,13 +65,23 @@ pub(super) async fn start(
         .or_else(|| place.as_ref().map(|place| place.id().to_owned()));
     agents_settings.session_timeout = settings.session_timeout;
     agents_settings.in_flight_max = settings.in_flight_max;
+    let refused = format!(
+        "the consumer group {} refuses this process: another member does not use the partition.assignment.strategy \
+         {ASSIGNMENT_STRATEGY}",
+        agents_settings.group
+    );
     let share = admin.readiness.expect("partitions for the agents");
     let mut agents = Agents::start(agents_settings, handlers)?;
-    let ready = agents.ready();
+    let mut membership = agents.membership();
     let show_ready = async move {
-        ready.await;
-        share.set(true);
-        std::future::pending().await
+        loop {
+            let now = *membership.borrow_and_update();
+            share.note((now == Membership::Refused).then_some(&refused));
+            share.set(now == Membership::Member);
+            if membership.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     };
     running.spawn(Stage::Agents, "agents", |stop| async move {
         // Keeps the name reserved for this process while the agents use it.
@@ -124,6 +134,37 @@ pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Ve
         .filter(|agent| !is_here(agent))
         .map(|agent| agent.to_string())
         .collect()
+}
+
+/// Refuses a workflow with an agent's name that is nearly that of a known agent. A name that
+/// differs in its numbers alone is another agent's.
+///
+/// # Errors
+///
+/// The step, its agent, and the known agent.
+pub(crate) fn refuse_misspelt<T: AsRef<str>>(
+    workflow: &Workflow,
+    known: &[T],
+) -> anyhow::Result<()> {
+    let known = || known.iter().map(AsRef::as_ref);
+    let without_numbers = |name: &str| name.replace(|char: char| char.is_ascii_digit(), "");
+    for step in workflow.steps() {
+        for action in [Action::Run, Action::Compensate] {
+            let agent = &**step.agent_for(action);
+            if known().any(|name| name == agent) {
+                continue;
+            }
+            let near = misspelling_of(agent, known());
+            let near = near.filter(|near| without_numbers(near) != without_numbers(agent));
+            if let Some(near) = near {
+                anyhow::bail!(
+                    "step {}: unknown agent {agent:?}; did you mean {near:?}?",
+                    step.name
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Every agent of the configuration, checked alone and against the workflows, before the services'

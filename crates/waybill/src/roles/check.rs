@@ -68,6 +68,13 @@ fn check(config: &Config) -> anyhow::Result<Checked> {
     let workflows = load_workflows(&config.workflows)?;
     check_topics(config, &workflows)?;
     let handlers = agents::load_to_check(config, &workflows)?;
+    let names: Vec<&str> = handlers.iter().map(|(name, _)| &**name).collect();
+    for workflow in workflows.iter() {
+        agents::refuse_misspelt(workflow, &names).map_err(|error| {
+            let (name, version) = (workflow.name(), workflow.version());
+            error.context(format!("workflow {name}, version {version}"))
+        })?;
+    }
     Ok(Checked {
         workflows: Some(workflows),
         handlers: Some(handlers),

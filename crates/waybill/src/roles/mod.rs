@@ -31,7 +31,7 @@ use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_node::Role;
-use waybill_node::admin::Admin;
+use waybill_node::admin::{Admin, ProcessView};
 use waybill_node::backup::Backups;
 use waybill_node::config::Config;
 use waybill_node::data_dir::{of_broker, of_store};
@@ -49,6 +49,7 @@ use self::agents::Reached;
 
 pub(crate) use agents::{
     built_in as built_in_agents, elsewhere as agents_elsewhere, load_file as load_agents_file,
+    refuse_misspelt as refuse_misspelt_agents,
 };
 pub(crate) use check::{agents_elsewhere_of, check_files_of, check_for, check_to_run};
 pub(crate) use lifecycle::run;
@@ -191,6 +192,7 @@ async fn start(
         Role::Services => embedded::services(config, running).await.map(drop),
         Role::Agents => {
             let workflows = load_workflows(&config.workflows)?;
+            admin.set_process(process_view(role, config, &workflows));
             let kafka = config.kafka_settings(None);
             let names = registry::topics(config, &workflows, &admin.readiness).await?;
             let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
@@ -312,6 +314,16 @@ async fn start(
     }
 }
 
+/// What a process runs, for commands that must have the same configuration.
+fn process_view(role: Role, config: &Config, workflows: &Workflows) -> ProcessView {
+    ProcessView::new(
+        role,
+        &config.kafka.topic_prefix,
+        &config.data_dir,
+        workflows,
+    )
+}
+
 /// Loads the workflows, creates missing topics, gets schema IDs from the schema registry, and opens
 /// the store.
 async fn dependencies(
@@ -323,6 +335,7 @@ async fn dependencies(
     running: &Running,
 ) -> anyhow::Result<Dependencies> {
     let workflows = load_workflows(&config.workflows)?;
+    admin.set_process(process_view(role, config, &workflows));
     let kafka = config.kafka_settings(broker);
     let opened = store::open(role, config, running).await?;
     let store: Arc<dyn Store> = Arc::new(InstrumentedStore::new(opened.store()));

@@ -1,6 +1,6 @@
 //! Agents that keep the rules.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -162,7 +162,7 @@ fn the_python_sample_passes_every_rule_and_stops_in_order() {
     };
     let setup = Setup::new();
     let store = setup.dir.path().join("seats.db");
-    let mut agent = Sample::start(&python, &setup, &store);
+    let mut agent = Sample::start(&python, &setup, "agent-check", &setup.log());
     let input = setup.file("input.json", r#"{"seats": 2}"#);
     let checked = setup.check(&[
         "--agent",
@@ -208,17 +208,18 @@ fn the_python_sample_passes_every_rule_and_stops_in_order() {
 }
 
 /// The sample as a process. Dropping it kills it.
-struct Sample(Child);
+pub struct Sample(Child);
 
 impl Sample {
-    fn start(python: &PathBuf, setup: &Setup, store: &PathBuf) -> Self {
-        let log = std::fs::File::create(setup.log()).unwrap();
+    /// Starts it with this topic prefix, and the store `seats.db` in the directory of the test.
+    pub fn start(python: &PathBuf, setup: &Setup, prefix: &str, log: &Path) -> Self {
+        let log = std::fs::File::create(log).unwrap();
         let child = Command::new(python)
             .arg(root().join("examples/python-agent/agent.py"))
-            .args(["--prefix", "agent-check", "--brokers"])
+            .args(["--prefix", prefix, "--brokers"])
             .arg(setup.broker.to_string())
             .arg("--store")
-            .arg(store)
+            .arg(setup.dir.path().join("seats.db"))
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdout(Stdio::null())
             .stderr(log)
@@ -227,7 +228,7 @@ impl Sample {
     }
 
     /// Sends SIGTERM and waits for an orderly exit.
-    fn stop(&mut self) {
+    pub fn stop(&mut self) {
         let id = self.0.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &id]).status().unwrap();
         assert!(sent.success());
@@ -252,7 +253,7 @@ impl Drop for Sample {
 
 /// A Python with the sample's dependencies, created once for all runs. If that fails, prints a line
 /// and returns `None`.
-fn python() -> Option<PathBuf> {
+pub fn python() -> Option<PathBuf> {
     let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python-agent");
     let python = place.join("bin/python");
     let has_all = || {

@@ -7,3 +7,4 @@ mod broken;
 mod faults;
 mod kept;
 mod setup;
+mod strategies;

@@ -131,6 +131,96 @@ async fn doctor_passes_a_healthy_system_and_finds_faults() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_and_verify_do_not_judge_a_process_by_another_configuration() {
+    let mut setup = Setup::of_either_kind("partitions: 2\n");
+    let file = setup.path("misspelt.yaml");
+    std::fs::write(&file, MISSPELT).expect("the directory is writable");
+    let configured = std::fs::read_to_string(setup.path("waybill.yaml")).unwrap_or_default();
+    let yaml = format!(
+        "{configured}\nworkflows: {{ builtIn: false, files: [{}] }}\n",
+        file.display()
+    );
+    std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
+    // The built-in agents would wait for their topics.
+    let listeners = ["http", "admin", "broker", "services"];
+    let _up = setup.start("up", &["--no-agents"], &listeners);
+    setup.ready().await;
+    let shown = setup.client.get(setup.url("admin", "/process"));
+    let shown = shown.send().await.expect("it answers");
+    let shown: Value = shown.json().await.expect("it is JSON");
+    let data = setup.path("data");
+    assert_eq!(shown["role"], "up");
+    assert_eq!(shown["dataDir"], data.to_str().expect("it is text"));
+    assert_eq!(
+        shown["workflows"],
+        json!([{ "name": "misspelt", "version": 1 }])
+    );
+    assert_eq!(shown["agents"], json!(["chrage"]));
+
+    // As if the command lacked the process's --config.
+    std::fs::write(setup.path("waybill.yaml"), configured).expect("the directory is writable");
+    let output = run(&setup, &["doctor"]);
+    assert_eq!(bad(&output), ["configuration"]);
+    let findings = json_lines(&output);
+    let message = findings[0]["message"].as_str().unwrap_or_default();
+    let expected = format!(
+        "the configuration here is not that of the process at http://{}: pass its --config, or restart it if its files \
+         have changed (workflows only there: misspelt version 1; workflows only here: drone-delivery version 1)",
+        setup.address("admin")
+    );
+    assert_eq!(message, expected);
+    for dependent in ["topics", "agents", "lag", "dead letters"] {
+        let is_about = |finding: &Value| finding["what"] == dependent;
+        assert!(!findings.iter().any(is_about), "{findings:?}");
+    }
+    assert!(findings.iter().any(|finding| finding["what"] == "leases"));
+    let verified = plain(&setup, &["topics", "verify"]);
+    assert_eq!(verified.status.code(), Some(1), "{verified:?}");
+    let message = String::from_utf8_lossy(&verified.stderr);
+    assert!(message.contains(&expected), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_logs_that_parked_operations_lack_their_workflow() {
+    let mut setup = Setup::of_either_kind("partitions: 2\n");
+    let up = setup.up();
+    setup.ready().await;
+    setup.put_faults("drone", &json!({ "refuseRate": 1 })).await;
+    let refused = json!({ "undoRefuseRate": 1 });
+    setup.put_faults("package", &refused).await;
+    let bodies = (0..4).map(|index| delivery(&format!("left-{index}"), false));
+    let ids = setup.deliver_each(bodies).await;
+    setup.all_reach(&ids, "CompensationFailed").await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
+
+    let file = setup.path("other.yaml");
+    std::fs::write(&file, MISSPELT).expect("the directory is writable");
+    let configured = std::fs::read_to_string(setup.path("waybill.yaml")).unwrap_or_default();
+    let files = format!("{{ builtIn: false, files: [{}] }}", file.display());
+    let yaml = format!("{configured}\nworkflows: {files}\n");
+    std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
+    let _up = setup.again("up", &[], &["http", "admin", "broker", "services"]);
+    let said = || {
+        let log = std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
+        let lines = log.lines().map(str::to_owned);
+        let lines = lines.filter(|line| line.contains("a parked operation cannot continue"));
+        lines.collect::<Vec<_>>()
+    };
+    setup
+        .eventually("the log names the workflow", async || !said().is_empty())
+        .await;
+    let parked = async || setup.metric("waybill_parked_operations", "").await;
+    setup
+        .eventually("all are counted", async || parked().await >= 4.0)
+        .await;
+    let said = said();
+    assert_eq!(said.len(), 1, "{said:#?}");
+    let named = r#"workflow="drone-delivery" version=1"#;
+    let is_named = said[0].contains(named) || said[0].contains(&named.replace('"', ""));
+    assert!(is_named, "{said:#?}");
+}
+
 /// A workflow with a misspelt agent.
 const MISSPELT: &str = "
 name: misspelt
@@ -187,7 +277,9 @@ async fn check_start_and_doctor_name_an_agent_without_a_process() {
                 == [json!({
                     "what": "agents", "verdict": "note",
                     "message": format!(
-                        "no consumer reads {topic}, and no requests wait there: no process runs the agent chrage"
+                        "no consumer reads {topic}, and no requests wait there: no process runs the agent chrage, or \
+                         its client does not use the partition.assignment.strategy cooperative-sticky of the group {}",
+                        setup.topic("chrage.requests").replace(".chrage.requests.v1", "-agents"),
                     ),
                 })]
         })

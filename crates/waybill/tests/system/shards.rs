@@ -122,8 +122,17 @@ async fn waiting_operations_are_handed_over_to_the_next_shards() {
     setup
         .eventually("most wait", async || waiting().await > 200.0)
         .await;
-    let set = shards(&setup, &["set", "2", "--json"]);
+    let set = shards(&setup, &["set", "2", "--wait", "1m", "--json"]);
     assert_eq!(set["perPartition"], 2);
+    let owned = set["shards"].as_array().into_iter().flatten();
+    assert!(
+        owned.clone().all(|shard| shard["owner"].is_string()),
+        "{set}"
+    );
+    assert_eq!(
+        owned.filter(|shard| shard["startsBy"].is_string()).count(),
+        0
+    );
     all_run(&setup, 2).await;
     // So the predecessors ended without finishing all waiting requests first.
     setup

@@ -1,6 +1,7 @@
 //! The parts of an installation, ordered by dependency.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use reqwest::Client;
@@ -9,6 +10,7 @@ use uuid::Uuid;
 use waybill_agent::AgentTransport;
 use waybill_api::view::ItemView;
 use waybill_engine::{PartitionId, Priority};
+use waybill_kafka::ASSIGNMENT_STRATEGY;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_node::disk::{Space, TopicSpace};
@@ -20,7 +22,7 @@ use waybill_topology::shards::show::{LayoutView, ShardView};
 use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
-use super::{FileCheck, Finding, Verdict};
+use super::{CONFIGURATION, FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
 use crate::admin_port::{self, Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
@@ -52,21 +54,23 @@ const LEASES: &str = "leases";
 const DAMAGE: &str = "damage";
 
 pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
-    const WHAT: &str = "configuration";
     let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| check(config)) {
         Ok(elsewhere) => {
             let message = "valid, with its workflows and agents";
-            Finding::ok(WHAT, format!("{message}{}", named_elsewhere(&elsewhere)))
+            let elsewhere = named_elsewhere(&elsewhere);
+            Finding::ok(CONFIGURATION, format!("{message}{elsewhere}"))
         }
-        Err(error) => Finding::failed(WHAT, &error),
+        Err(error) => Finding::failed(CONFIGURATION, &error),
     }
 }
 
-/// Checks the brokers, their topics, the number of unread requests, and the number of dead letters.
+/// Checks the brokers and, with the configuration of the process, their topics, the number of
+/// unread requests, and the number of dead letters.
 pub(super) async fn brokers(
     config: anyhow::Result<Config>,
     layout: Option<&LayoutView>,
+    is_same: bool,
 ) -> Vec<Finding> {
     const LAG: &str = "lag";
     let opened = async {
@@ -84,6 +88,9 @@ pub(super) async fn brokers(
     };
     let config = &config;
     let mut findings = vec![Finding::ok("brokers", "available")];
+    if !is_same {
+        return findings;
+    }
     let topics = match topics(&site, config, layout).await {
         Ok(findings) => findings,
         Err(error) if is_forbidden(&error) => {
@@ -147,14 +154,16 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
         let message = "no consumer group is visible: whether agents read their requests is unknown";
         return Ok(vec![Finding::note(AGENTS, message)]);
     }
+    let group = config.agents_group();
+    let strategy = read.strategies.get(&group).map(String::as_str);
     let mut findings = Vec::new();
+    let mut locked_out = Vec::new();
     for agent in load_workflows(&config.workflows)?.agents() {
         let topic = topics.step_requests(&agent);
         if read.topics.contains(&topic) {
             continue;
         }
         let is_direct = config.agents.transport == AgentTransport::Direct;
-        let group = config.agents_group();
         let Some(waiting) = site.waiting(config, &topic, &group).await? else {
             if !is_direct {
                 let message = format!("the agent {agent} gets no requests: {topic} does not exist");
@@ -162,12 +171,28 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
             }
             continue;
         };
+        if strategy.is_some_and(|strategy| strategy != ASSIGNMENT_STRATEGY) && !is_direct {
+            locked_out.push(agent.to_string());
+            continue;
+        }
+        let of_group = strategy.map(|_| &*group);
         findings.extend(unread(
             &agent,
             &topic,
             waiting,
             &read.unknown_groups,
+            of_group,
             is_direct,
+        ));
+    }
+    if let (Some(strategy), [_, ..]) = (strategy, &locked_out[..]) {
+        findings.push(Finding::bad(
+            AGENTS,
+            format!(
+                "the consumer group {group} has the partition.assignment.strategy {strategy}: Waybill's agents cannot \
+                 join it until every member supports {ASSIGNMENT_STRATEGY}; without a consumer: {}",
+                locked_out.join(", ")
+            ),
         ));
     }
     if findings.is_empty() {
@@ -179,26 +204,35 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The findings about agents whose topic no member of a visible group reads.
+/// The findings about agents whose topic no member of a visible group reads. `of_group` is the
+/// agents' group, if it has members.
 pub(super) fn unread(
     agent: &str,
     topic: &str,
     waiting: u64,
     unknown_groups: &[String],
+    of_group: Option<&str>,
     is_direct: bool,
 ) -> Option<Finding> {
     let unread = format!("no consumer reads {topic}");
+    let locked_out = of_group.map_or_else(String::new, |group| {
+        format!(
+            ", or its client does not use the partition.assignment.strategy {ASSIGNMENT_STRATEGY} of the group {group}"
+        )
+    });
     match (waiting, unknown_groups) {
         (0, _) if is_direct => None,
         (0, []) => Some(Finding::note(
             AGENTS,
-            format!("{unread}, and no requests wait there: no process runs the agent {agent}"),
+            format!(
+                "{unread}, and no requests wait there: no process runs the agent {agent}{locked_out}"
+            ),
         )),
         (_, []) => Some(Finding::bad(
             AGENTS,
             format!(
-                "{unread}, and requests wait there ({waiting}): no process runs the agent {agent}, or a workflow \
-                 misspells its name"
+                "{unread}, and requests wait there ({waiting}): no process runs the agent {agent}{locked_out}, or a \
+                 workflow misspells its name"
             ),
         )),
         (_, unknown_groups) => Some(Finding::note(
@@ -306,11 +340,12 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Checks that the schema registry, if configured, has every schema.
-pub(super) async fn registry(config: &Config) -> Vec<Finding> {
+/// Checks that the schema registry, if configured, has every schema of the process.
+pub(super) async fn registry(config: &Config, is_same: bool) -> Vec<Finding> {
     const WHAT: &str = "registry";
     let missing = async {
-        let Some(registry) = config.schema_registry.client()? else {
+        let registry = config.schema_registry.client()?.filter(|_| is_same);
+        let Some(registry) = registry else {
             return anyhow::Ok(None);
         };
         let mut subjects = subjects::check(&registry, &subjects_of(config)?).await?;
@@ -348,18 +383,20 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
     let of_shard = |view: &ShardView| {
         let place = format!("shard {} of partition {}", view.shard, view.partition);
         let waits = view.waits_for.join("; ");
-        match &view.owner {
-            Some(owner) if view.silent => Some(Finding::bad(
+        match (&view.owner, &view.starts_by) {
+            (Some(owner), _) if view.silent => Some(Finding::bad(
                 LEASES,
                 format!("the lease of {owner} on {place} has expired: {WHY_NO_OWNER}"),
             )),
-            Some(_) => None,
-            // Its predecessor releases its lease first; that is how a repartition works.
-            None if waits_for_another(view) => {
-                let message = format!("{place} has not started: it waits for {waits}");
-                Some(Finding::note(LEASES, message))
-            }
-            None => Some(Finding::bad(
+            (Some(_), _) => None,
+            (None, Some(by)) => Some(Finding::note(
+                LEASES,
+                format!(
+                    "{place} has not started: the layout is changing, and it waits for {waits}; it starts by {by} if a \
+                     scheduler runs for it"
+                ),
+            )),
+            (None, None) => Some(Finding::bad(
                 LEASES,
                 format!("{place} has no owner: it waits for {waits}; {WHY_NO_OWNER}"),
             )),
@@ -395,21 +432,26 @@ fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
     Finding::failed(LEASES, error)
 }
 
-/// Whether a shard waits for one of the previous layout.
-fn waits_for_another(view: &ShardView) -> bool {
-    view.waits_for.iter().any(|what| what.starts_with("shard "))
-}
-
 /// Checks the process at --admin: its state, its shards and its breakers. Other processes may run
 /// elsewhere.
-pub(super) async fn process(config: &Config, admin: &AdminArgs) -> Vec<Finding> {
-    match asked_process(config, admin).await {
+///
+/// `data_dir` is its data directory, if it has the configuration that the command has.
+pub(super) async fn process(
+    config: &Config,
+    admin: &AdminArgs,
+    data_dir: Option<&Path>,
+) -> Vec<Finding> {
+    match asked_process(config, admin, data_dir).await {
         Ok(findings) => findings,
         Err(error) => vec![Finding::failed("process", &error)],
     }
 }
 
-async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec<Finding>> {
+async fn asked_process(
+    config: &Config,
+    admin: &AdminArgs,
+    data_dir: Option<&Path>,
+) -> anyhow::Result<Vec<Finding>> {
     const WHAT: &str = "process";
     let url = |path: &str| admin.url(config, path);
     let at = url("/readyz")?;
@@ -467,7 +509,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     }
     if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
         findings.extend(breakers(&metrics));
-        findings.extend(disk(&metrics, config));
+        findings.extend(disk(&metrics, config, data_dir));
     }
     Ok(findings)
 }
@@ -521,8 +563,8 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
 }
 
 /// Checks the free disk space, from the metrics of the process that keeps the embedded broker or
-/// store.
-pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
+/// store, and whether its topics may outgrow `data_dir`.
+pub(super) fn disk(metrics: &str, config: &Config, data_dir: Option<&Path>) -> Vec<Finding> {
     const WHAT: &str = "disk";
     let value = |name: &str| {
         let of_metric = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
@@ -552,6 +594,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
         false => Finding::ok(WHAT, room),
     }];
     if config.kafka.brokers.is_none()
+        && let Some(data_dir) = data_dir
         && let Some(logs) = value("waybill_broker_log_bytes")
         && let Ok(workflows) = load_workflows(&config.workflows)
     {
@@ -565,7 +608,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
             free_min: bytes(mark),
         };
         let bounds = disk_bytes_max(&config.topology(), &workflows);
-        let exceed = space.exceeded_by(bounds, &config.data_dir);
+        let exceed = space.exceeded_by(bounds, data_dir);
         findings.extend(exceed.map(|message| Finding::note(WHAT, message)));
     }
     findings

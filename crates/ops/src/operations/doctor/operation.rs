@@ -68,10 +68,14 @@ pub(super) fn of_operation(
     findings
 }
 
-/// Why the last attempt of each retried step failed.
+/// Why the last attempt of each retried step failed, and each undo that has failed for good.
 fn attempts_that_failed(operation: &OperationView) -> impl Iterator<Item = Finding> {
-    let under_way = operation.steps.iter().filter(|step| step.is_under_way());
-    under_way.filter_map(|step| {
+    let is_parked = operation.state == "CompensationFailed";
+    let of_interest = operation
+        .steps
+        .iter()
+        .filter(move |step| step.is_under_way() || (is_parked && is_to_be_undone(step)));
+    of_interest.filter_map(|step| {
         let error = ErrorView {
             step: Some(step.name.to_string()),
             ..step.error.clone()?

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
@@ -33,6 +35,7 @@ fn layout(owner: Option<&str>) -> LayoutView {
         consumed: Offset(2),
         consumed_high_priority: Offset(0),
         waits_for: owner.map_or(vec!["an owner".to_owned()], |_| Vec::new()),
+        starts_by: None,
     };
     LayoutView {
         generation: 0,
@@ -99,7 +102,14 @@ fn doctor_shows_the_steps_that_are_still_to_be_undone() {
     let undone = OperationView {
         steps: vec![
             step("seat", "Compensating", "Run"),
-            step("room", "Failed", "Compensate"),
+            StepView {
+                error: Some(ErrorView {
+                    code: "undo-refused".to_owned(),
+                    message: "occupied".to_owned(),
+                    step: None,
+                }),
+                ..step("room", "Failed", "Compensate")
+            },
             step("bill", "Compensated", "Compensate"),
             step("mail", "NotStarted", "Run"),
         ],
@@ -107,6 +117,12 @@ fn doctor_shows_the_steps_that_are_still_to_be_undone() {
     };
     let found = message(&of_operation(Ok(undone), None));
     assert_eq!(found[1], "ok    to be undone   seat, room");
+    assert!(
+        found
+            .iter()
+            .any(|line| line.starts_with("note  error") && line.contains("room")),
+        "each undo that failed is named: {found:?}"
+    );
     assert!(!found.iter().any(|line| line.contains("missing")));
 }
 
@@ -126,6 +142,18 @@ fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
     assert_eq!(
         message(&leases(&Ok(layout(Some("me"))), false)),
         ["ok    leases         all 2 shards have an owner"]
+    );
+    let mut changing = layout(Some("me"));
+    changing.shards[1] = ShardView {
+        starts_by: Some("2026-11-30T12:00:00Z".to_owned()),
+        ..layout(None).shards.remove(1)
+    };
+    assert_eq!(
+        message(&leases(&Ok(changing), false)),
+        [
+            "note  leases         shard 1 of partition 1 has not started: the layout is changing, and it waits for an \
+             owner; it starts by 2026-11-30T12:00:00Z if a scheduler runs for it"
+        ]
     );
 }
 
@@ -276,7 +304,7 @@ fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
             .iter()
             .map(|group| (*group).to_owned())
             .collect();
-        let found = unread("pay", "w.pay.v1", waiting, &unknown_groups, is_direct);
+        let found = unread("pay", "w.pay.v1", waiting, &unknown_groups, None, is_direct);
         found.map(|finding| finding.to_string())
     };
     let unread = "no consumer reads w.pay.v1, and";
@@ -364,11 +392,12 @@ fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
         )
     };
     let config = Config::default();
+    let dir = Some(Path::new("/var/waybill"));
     assert_eq!(
-        message(&disk(&metrics(0, 900_000, 1_000), &config)),
+        message(&disk(&metrics(0, 900_000, 1_000), &config, dir)),
         ["ok    disk           900000 of 1024000 MiB are free, and storage.freeMin is 512 MiB"]
     );
-    let small = message(&disk(&metrics(1, 100, 10), &config));
+    let small = message(&disk(&metrics(1, 100, 10), &config, dir));
     assert_eq!(
         small[0],
         "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests get \
@@ -383,7 +412,10 @@ fn a_low_disk_is_bad_and_bounds_beyond_it_are_notes() {
             .contains("of 10GiB are free, less storage.freeMin of 512MiB; they take 1GiB already"),
         "{small:?}"
     );
-    assert_eq!(disk("waybill_build_info 1\n", &config), []);
+    assert!(small[1].contains("/var/waybill"), "{small:?}");
+    let unknown = disk(&metrics(1, 100, 10), &config, None);
+    assert_eq!(message(&unknown), small[..1]);
+    assert_eq!(disk("waybill_build_info 1\n", &config, dir), []);
 }
 
 #[test]
