@@ -24,7 +24,7 @@ use waybill_units::duration_from_text;
 use self::ledger::HttpLedger;
 use crate::broker_login::BrokerLogin;
 use crate::connection::until_reader_leaves;
-use crate::shown::Output;
+use waybill_terminal::Output;
 
 /// The end of the name of an agent's topic, after the agent's name.
 const TOPIC_END: &str = ".requests.v1";

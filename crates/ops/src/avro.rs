@@ -20,9 +20,9 @@ use serde::{Serialize, Serializer};
 use waybill_messages::{RECORD_SCHEMAS, SchemaId, VALUE_BYTES_MAX, WriterSchema};
 use waybill_registry::{Registry, RegistryConfig, StoredSchema};
 use waybill_telemetry::chain;
+use waybill_terminal::Bytes;
 
 use crate::runtime::{Runtime, runtime};
-use crate::shown::Bytes;
 
 /// How much the Avro library may allocate for one length prefix. Generic values are larger than
 /// their encoding, which is at most [`VALUE_BYTES_MAX`] long.

@@ -12,9 +12,9 @@ use waybill_broker::{LogRepair, RepairError, repair_logs};
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_telemetry::visible::counted;
+use waybill_terminal::Written;
 
 use crate::connection::{names_of, until_reader_leaves};
-use crate::shown::Written;
 
 /// What to do with the embedded broker's files, instead of running it.
 #[derive(Clone, Debug, Subcommand)]

@@ -11,9 +11,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use waybill_telemetry::visible::to_json;
+use waybill_terminal::Output;
 use waybill_units::{duration_from_text, duration_to_text};
-
-use crate::shown::Output;
 
 /// The CPU cost of each part on a core of the reference machine, in microseconds.
 struct Costs {

@@ -28,7 +28,7 @@ use clap::{Args, Subcommand};
 use waybill_api::verb::Verb;
 use waybill_node::config::Config;
 
-pub use self::doctor::{DoctorArgs, FileCheck};
+pub use self::doctor::{DoctorArgs, FileCheck, named_elsewhere};
 pub use self::explain::ExplainArgs;
 
 use self::api::{Api, ApiError};

@@ -10,13 +10,13 @@ use serde::Serialize;
 use waybill_http::problem::ProblemDetails;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::to_json;
+use waybill_terminal::Output;
 use waybill_units::duration_from_text;
 
 use crate::access::{AdminArgs, Silence};
 use crate::admin_port;
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
-use crate::shown::Output;
 
 /// The prefix of a line about a fault of a ready process.
 const WARNING: &str = "warning: ";

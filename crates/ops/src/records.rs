@@ -15,11 +15,11 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RecordRef;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::escaped;
+use waybill_terminal::{Bytes, NOTHING, Output, ShownHeader, time};
 
 use crate::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, Next, chosen, topic_from_text, until_reader_leaves};
-use crate::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 
 /// The arguments of `waybill records`.
 #[derive(Clone, Debug, Args)]

@@ -14,7 +14,7 @@ use waybill_registry::Subject;
 use self::subjects::SubjectView;
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
-use crate::shown::Written;
+use waybill_terminal::Written;
 
 /// What to do with the schemas in the registry.
 #[derive(Clone, Copy, Debug, Subcommand)]

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use waybill_node::config::Config;
+use waybill_terminal::{Output, Written};
 use waybill_topology::shards::show::{LayoutView, Shards};
 use waybill_units::{duration_from_text, duration_to_text};
 
 use crate::access::AdminArgs;
 use crate::admin_port;
 use crate::runtime::runtime;
-use crate::shown::{Output, Written};
 
 /// The maximum time to show the shards. A repartition may take longer.
 const SHOW_PATIENCE: Duration = Duration::from_secs(3);

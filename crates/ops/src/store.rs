@@ -6,10 +6,10 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use waybill_config::ConfigError;
 use waybill_node::config::Config;
+use waybill_terminal::Written;
 
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
-use crate::shown::Written;
 
 /// What to do with the state store.
 #[derive(Clone, Copy, Debug, Subcommand)]

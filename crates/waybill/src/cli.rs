@@ -27,8 +27,9 @@ use waybill_node::{Role, exposure};
 use waybill_ops::{
     AdminArgs, AgentCheckArgs, BackupArgs, BrokerCommand, CapacityArgs, DlqCommand, DoctorArgs,
     ExplainArgs, ExportArgs, ImportArgs, LogArgs, OpsArgs, ReadyArgs, RecordsArgs, RestoreArgs,
-    SchemasCommand, ShardsCommand, StoreCommand, TopicsCommand, Written, named_file,
+    SchemasCommand, ShardsCommand, StoreCommand, TopicsCommand, named_file,
 };
+use waybill_terminal::Written;
 
 pub use reference::Reference;
 pub use schema::FileKind;

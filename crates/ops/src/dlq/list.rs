@@ -13,13 +13,13 @@ use waybill_engine::PartitionId;
 use waybill_messages::headers;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::escaped;
+use waybill_terminal::{Bytes, NOTHING, Output, time};
 
 use super::dead_letter::{DeadLetter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, chosen, topic_from_text};
 use crate::dead_letter_topics::DeadLetterTopics;
-use crate::shown::{Bytes, NOTHING, Output, time};
 
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]

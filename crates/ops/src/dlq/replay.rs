@@ -26,6 +26,7 @@ use waybill_messages::DEAD_LETTER_BYTES_MAX;
 use waybill_node::config::Config;
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::to_json;
+use waybill_terminal::Output;
 
 use super::dead_letter::{DeadLetter, Place, Position, REPLAYED_FROM, refuse_arguments};
 use super::outcome::{Line, Outcome, Tally, Target};
@@ -33,7 +34,6 @@ use super::receipts::{REPLAYED, Receipts, is_receipt};
 use super::show::dead_letter_at;
 use crate::broker_login::BrokerLogin;
 use crate::connection::{CLIENT_ID, Connection, chosen};
-use crate::shown::Output;
 
 /// The maximum number of unacknowledged records.
 const BATCH_MAX: usize = 100;

@@ -10,12 +10,12 @@ use waybill_kafka::RawRecord;
 use waybill_messages::headers;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::escaped;
+use waybill_terminal::{Bytes, NOTHING, time};
 
 use super::dead_letter::{DeadLetter, Place, refuse_arguments};
 use super::receipts::is_receipt;
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, chosen};
-use crate::shown::{Bytes, NOTHING, time};
 
 /// Bytes on a line of a dump.
 const LINE_BYTES: usize = 16;

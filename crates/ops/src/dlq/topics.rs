@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
+use waybill_terminal::Output;
 
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, chosen};
-use crate::shown::Output;
 
 /// The arguments of `waybill dlq topics`.
 #[derive(Clone, Debug, Args)]

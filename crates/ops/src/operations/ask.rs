@@ -6,6 +6,7 @@ use clap::Args;
 use waybill_api::verb::Verb;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 use waybill_telemetry::visible::is_name;
+use waybill_terminal::Output;
 use waybill_units::duration_from_text;
 
 use super::OpsError;
@@ -14,7 +15,6 @@ use super::asking::Asking;
 use super::filter::Filter;
 use super::redrive::{Many, redrive};
 use super::single::{Single, ask_one};
-use crate::shown::Output;
 
 /// The default of `--wait` without a time.
 const WAIT: &str = "60s";

@@ -17,16 +17,15 @@ use serde::Serialize;
 use waybill_node::config::Config;
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::{escaped, to_json};
+use waybill_terminal::{ColorArgs, Output, Tone};
 
 use super::api::Api;
 use crate::access::AdminArgs;
 use crate::address::ApiAddress;
-use crate::color::{ColorArgs, Tone};
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
 use crate::same_configuration;
 use crate::shards::shards;
-use crate::shown::Output;
 
 /// The subject of findings about the configuration.
 const CONFIGURATION: &str = "configuration";
@@ -128,6 +127,15 @@ impl fmt::Display for Finding {
 /// Checks the workflows and agents of a configuration. Returns the agents that no file defines and
 /// that are not built in.
 pub type FileCheck = fn(&Config) -> anyhow::Result<Vec<String>>;
+
+/// The end of a line that names agents without a definition in a file. Empty if there are none.
+#[must_use]
+pub fn named_elsewhere(agents: &[String]) -> String {
+    match agents {
+        [] => String::new(),
+        agents => format!("; agents not in any file: {}", agents.join(", ")),
+    }
+}
 
 impl DoctorArgs {
     /// Checks the installation or the operation, and prints the findings. `check` checks workflows

@@ -21,6 +21,7 @@ use waybill_api::view::{OperationView, StepView};
 use waybill_engine::{ByPriority, KeyHash, OperationId, PartitionId, Priority, ShardingScheme};
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{escaped, to_json};
+use waybill_terminal::Output;
 use waybill_topology::shards::show::ShardView;
 
 use super::api::{Api, ApiError};
@@ -29,7 +30,6 @@ use crate::address::ApiAddress;
 use crate::connection::{Connection, chosen, until_reader_leaves};
 use crate::runtime::runtime;
 use crate::shards::shards;
-use crate::shown::Output;
 
 /// The short names of the request topics.
 const REQUESTS: ByPriority<&str> = ByPriority {

@@ -7,8 +7,7 @@ use serde::Serialize;
 use waybill_api::verb::{Verb, as_typed};
 use waybill_api::view::{ErrorView, OperationView};
 use waybill_telemetry::visible::{escaped, to_json};
-
-use crate::shown::Output;
+use waybill_terminal::Output;
 
 /// The outcome of a verb.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]

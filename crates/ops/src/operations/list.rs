@@ -8,13 +8,13 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 use waybill_api::view::{ItemView, PAGE_ITEMS_MAX};
 use waybill_telemetry::visible::escaped_json;
+use waybill_terminal::{
+    ColorArgs, Column, NOTHING, Output, Table, report_left_out, terminal_width,
+};
 
 use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
-use crate::color::ColorArgs;
-use crate::shown::{NOTHING, Output};
-use crate::table::{Column, Table, report_left_out, terminal_width};
 
 /// The maximum number of operations in one list. Their IDs are kept in memory to list each once.
 const LISTED_MAX: u64 = 1_000_000;

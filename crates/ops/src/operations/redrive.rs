@@ -36,8 +36,7 @@ use super::follow::Followed;
 use super::line::{Outcome, Report};
 use super::list::{ItemTable, Listing};
 use super::single::{Sent, resubmitted_before, send};
-use crate::shown::Output;
-use crate::table::{report_left_out, terminal_width};
+use waybill_terminal::{Output, report_left_out, terminal_width};
 
 /// The maximum number of operations in one run.
 const MATCHING_MAX: u64 = 100_000;

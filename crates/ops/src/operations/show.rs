@@ -8,12 +8,12 @@ use serde_json::value::RawValue;
 use waybill_api::verb::as_typed;
 use waybill_api::view::{ErrorView, HistoryView, OperationView, StepView};
 use waybill_telemetry::visible::{escaped, escaped_json};
+use waybill_terminal::{
+    ColorArgs, Column, NOTHING, Output, Table, Tone, report_left_out, terminal_width,
+};
 
 use super::OpsError;
 use super::api::{Api, Found};
-use crate::color::{ColorArgs, Tone};
-use crate::shown::{NOTHING, Output};
-use crate::table::{Column, Table, report_left_out, terminal_width};
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]

@@ -7,13 +7,13 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use waybill_api::verb::Verb;
 use waybill_api::view::OperationView;
+use waybill_terminal::Output;
 
 use super::OpsError;
 use super::api::{Answer, Api, ApiError};
 use super::asking::{Asking, key};
 use super::follow::Followed;
 use super::line::{Outcome, Report};
-use crate::shown::Output;
 
 /// The operation, and the wanted output.
 #[derive(Clone, Copy, Debug)]

@@ -9,12 +9,12 @@ use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
 use waybill_store::StoreError;
 use waybill_telemetry::chain;
+use waybill_terminal::Output;
 use waybill_topology::topics::{Outcome, explained, make, missing};
 
 use super::Site;
 use crate::access::AdminArgs;
 use crate::shards::shards;
-use crate::shown::Output;
 
 /// The arguments of `waybill topics create`.
 #[derive(Clone, Debug, Args)]

@@ -9,12 +9,12 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::PartitionState;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::to_json;
+use waybill_terminal::{NOTHING, Output};
 use waybill_topology::topics::{Found, SETTINGS_THAT_MATTER, describe, explained};
 
 use super::Site;
 use crate::broker_login::BrokerLogin;
 use crate::connection::{names_of, topic_from_text};
-use crate::shown::{NOTHING, Output};
 
 /// The arguments of `waybill topics describe`.
 #[derive(Clone, Debug, Args)]

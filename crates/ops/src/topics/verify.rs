@@ -7,13 +7,13 @@ use serde::Serialize;
 use waybill_node::config::Config;
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::{counted, to_json};
+use waybill_terminal::Output;
 use waybill_topology::topics::{Finding, Weight};
 
 use super::Site;
 use crate::access::AdminArgs;
 use crate::same_configuration;
 use crate::shards::shards;
-use crate::shown::Output;
 
 /// The arguments of `waybill topics verify`.
 #[derive(Clone, Debug, Args)]

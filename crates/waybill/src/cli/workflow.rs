@@ -10,8 +10,9 @@ use waybill_agent::http::NeededInputs;
 use waybill_node::Role;
 use waybill_node::config::Config;
 use waybill_node::workflows::load_workflow;
-use waybill_ops::{Written, named_elsewhere};
+use waybill_ops::named_elsewhere;
 use waybill_telemetry::visible::counted;
+use waybill_terminal::Written;
 
 use crate::roles::{
     agents_elsewhere, built_in_agents, check_for, check_to_run, load_agents_file,

@@ -22,13 +22,12 @@ use waybill_topology::shards::show::{LayoutView, ShardView};
 use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
-use super::{CONFIGURATION, FileCheck, Finding, Verdict};
+use super::{CONFIGURATION, FileCheck, Finding, Verdict, named_elsewhere};
 use crate::access::{AdminArgs, Silence};
 use crate::admin_port::{self, Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
 use crate::ready::{self, Readiness};
 use crate::schemas::{subjects, subjects_of};
-use crate::shown::named_elsewhere;
 use crate::topics::Site;
 
 /// The maximum time for an answer of the brokers. Short, because a person waits.

@@ -29,7 +29,7 @@ enum When {
 
 /// The flag for colors.
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct ColorArgs {
+pub struct ColorArgs {
     /// When to color states; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
     color: When,
@@ -37,7 +37,7 @@ pub(crate) struct ColorArgs {
 
 impl ColorArgs {
     /// Whether to color standard output.
-    pub(crate) fn is_colored(self) -> bool {
+    pub fn is_colored(self) -> bool {
         match self.color {
             When::Auto => may_be_colored(&io::stdout()),
             When::Always => true,
@@ -48,7 +48,7 @@ impl ColorArgs {
 
 /// What a state or verdict means for its reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Tone {
+pub enum Tone {
     /// It is done, or healthy.
     Good,
     /// It failed and recovers by itself, or is worth knowing.
@@ -59,7 +59,7 @@ pub(crate) enum Tone {
 
 impl Tone {
     /// The tone of a state of an operation or a step.
-    pub(crate) fn of_state(state: &str) -> Option<Self> {
+    pub fn of_state(state: &str) -> Option<Self> {
         match state {
             "Processed" | "Completed" => Some(Self::Good),
             "Compensating" | "Compensated" | "Failed" | "TimedOut" | "Rejected" => {
@@ -71,13 +71,13 @@ impl Tone {
     }
 
     /// The text in this tone.
-    pub(crate) fn paint(self, text: &str) -> String {
+    pub fn paint(self, text: &str) -> String {
         let style = self.color().on_default();
         format!("{style}{text}{style:#}")
     }
 
     /// The text of a cell that [`painted`] shows in this tone.
-    pub(crate) fn mark(self, cell: &str) -> String {
+    pub fn mark(self, cell: &str) -> String {
         let mark = MARKS.into_iter().find(|(tone, _)| *tone == self);
         mark.map_or_else(String::new, |(_, mark)| format!("{mark}{cell}{END}"))
     }
@@ -92,7 +92,7 @@ impl Tone {
 }
 
 /// A table with colors in the place of their marks.
-pub(crate) fn painted(mut table: String) -> String {
+pub fn painted(mut table: String) -> String {
     for (tone, mark) in MARKS {
         let style = tone.color().on_default();
         table = table.replace(mark, &style.to_string());

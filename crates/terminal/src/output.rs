@@ -40,7 +40,7 @@ impl Output {
 pub struct Written {
     /// The output format; JSON is one object per line
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
-    pub(crate) output: Output,
+    pub output: Output,
 }
 
 impl Written {
@@ -54,21 +54,12 @@ impl Written {
     }
 }
 
-/// The end of a line that names agents without a definition in a file. Empty if there are none.
-#[must_use]
-pub fn named_elsewhere(agents: &[String]) -> String {
-    match agents {
-        [] => String::new(),
-        agents => format!("; agents not in any file: {}", agents.join(", ")),
-    }
-}
-
 /// Bytes of a record.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
+pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {
-    pub(crate) fn to_base64(self) -> String {
+    pub fn to_base64(self) -> String {
         BASE64_STANDARD.encode(self.0)
     }
 }
@@ -97,23 +88,23 @@ impl fmt::Display for Bytes<'_> {
 }
 
 /// A record's timestamp; RFC 3339, in UTC, to the millisecond.
-pub(crate) fn time(timestamp_ms: Option<i64>) -> Option<String> {
+pub fn time(timestamp_ms: Option<i64>) -> Option<String> {
     let timestamp = jiff::Timestamp::from_millisecond(timestamp_ms?).ok()?;
     Some(format!("{timestamp:.3}"))
 }
 
 /// The cell without a value.
-pub(crate) const NOTHING: &str = "-";
+pub const NOTHING: &str = "-";
 
 /// A record's header.
 #[derive(Serialize)]
-pub(crate) struct ShownHeader<'a> {
+pub struct ShownHeader<'a> {
     name: &'a str,
     value: Option<Bytes<'a>>,
 }
 
 impl<'a> ShownHeader<'a> {
-    pub(crate) fn new(name: &'a str, value: Option<&'a [u8]>) -> Self {
+    pub fn new(name: &'a str, value: Option<&'a [u8]>) -> Self {
         let value = value.map(Bytes);
         Self { name, value }
     }

@@ -17,23 +17,23 @@ const BROKEN_MIN: u16 = 12;
 
 /// A column of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Column {
+pub struct Column {
     /// Its heading.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Its minimum width if the output is not a terminal: columns of two tables are then aligned.
-    pub(crate) width: u16,
+    pub width: u16,
     /// Whether its cells are broken into lines on a narrow terminal.
-    pub(crate) may_break: bool,
+    pub may_break: bool,
     /// Of the columns that do not fit on a terminal, the one with the highest rank is hidden first;
     /// one of rank 0 never is.
-    pub(crate) rank: u8,
+    pub rank: u8,
     /// Whether its cells are states, which may have colors.
-    pub(crate) has_states: bool,
+    pub has_states: bool,
 }
 
 impl Column {
     /// A column whose cells are broken into lines on a narrow terminal.
-    pub(crate) const fn new(name: &'static str, width: u16) -> Self {
+    pub const fn new(name: &'static str, width: u16) -> Self {
         Self {
             name,
             width,
@@ -44,7 +44,7 @@ impl Column {
     }
 
     /// A column whose cells are never broken into lines.
-    pub(crate) const fn whole(name: &'static str, width: u16) -> Self {
+    pub const fn whole(name: &'static str, width: u16) -> Self {
         Self {
             may_break: false,
             ..Self::new(name, width)
@@ -52,7 +52,7 @@ impl Column {
     }
 
     /// A column of states, which are never broken into lines.
-    pub(crate) const fn of_states(name: &'static str, width: u16) -> Self {
+    pub const fn of_states(name: &'static str, width: u16) -> Self {
         Self {
             has_states: true,
             ..Self::whole(name, width)
@@ -60,18 +60,18 @@ impl Column {
     }
 
     /// The column with this rank.
-    pub(crate) const fn ranked(self, rank: u8) -> Self {
+    pub const fn ranked(self, rank: u8) -> Self {
         Self { rank, ..self }
     }
 }
 
 /// The width of the terminal in characters; `None` if standard output is no terminal.
-pub(crate) fn terminal_width() -> Option<u16> {
+pub fn terminal_width() -> Option<u16> {
     terminal_size_of(io::stdout()).map(|(width, _)| width.0)
 }
 
 /// Says on standard error which columns did not fit on the terminal.
-pub(crate) fn report_left_out(columns: &[&str]) {
+pub fn report_left_out(columns: &[&str]) {
     if !columns.is_empty() {
         eprintln!("{}", left_out_notice(columns));
     }
@@ -85,7 +85,7 @@ fn left_out_notice(columns: &[&str]) -> String {
 }
 
 /// A table that is written once all of its rows are known.
-pub(crate) struct Table<'a> {
+pub struct Table<'a> {
     columns: &'a [Column],
     terminal_width: Option<u16>,
     is_colored: bool,
@@ -94,7 +94,7 @@ pub(crate) struct Table<'a> {
 
 impl<'a> Table<'a> {
     /// A table without rows, for a terminal of this width.
-    pub(crate) fn new(columns: &'a [Column], terminal_width: Option<u16>) -> Self {
+    pub fn new(columns: &'a [Column], terminal_width: Option<u16>) -> Self {
         let mut table = comfy_table::Table::new();
         table.load_style(WITHOUT_BORDERS);
         if let Some(width) = terminal_width {
@@ -110,19 +110,19 @@ impl<'a> Table<'a> {
     }
 
     /// The table with or without colors of states.
-    pub(crate) fn colored(self, is_colored: bool) -> Self {
+    pub fn colored(self, is_colored: bool) -> Self {
         Self { is_colored, ..self }
     }
 
     /// Begins the table with the names of its columns.
-    pub(crate) fn with_heading(mut self) -> Self {
+    pub fn with_heading(mut self) -> Self {
         let names = self.columns.iter().map(|column| column.name);
         self.table.set_header(names);
         self
     }
 
     /// Adds a row: a cell for each column. Control characters are shown as escapes.
-    pub(crate) fn add<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
+    pub fn add<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
         let cells = cells.into_iter().zip(self.columns).map(|(cell, column)| {
             let cell = escaped(cell.as_ref());
             match Tone::of_state(&cell) {
@@ -134,7 +134,7 @@ impl<'a> Table<'a> {
     }
 
     /// The lines, without blanks at their ends.
-    pub(crate) fn into_text(mut self) -> String {
+    pub fn into_text(mut self) -> String {
         let constraints = self.constraints();
         for (column, constraint) in self.table.column_iter_mut().zip(constraints) {
             column.set_padding((0, GAP));
@@ -144,7 +144,7 @@ impl<'a> Table<'a> {
     }
 
     /// The names of the columns that do not fit on the terminal.
-    pub(crate) fn left_out(&self) -> Vec<&'static str> {
+    pub fn left_out(&self) -> Vec<&'static str> {
         let columns = self.columns.iter().zip(self.constraints());
         columns
             .filter(|(_, constraint)| *constraint == ColumnConstraint::Hidden)
