@@ -59,6 +59,8 @@ impl Written {
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {
+    /// The bytes in base64.
+    #[must_use]
     pub fn to_base64(self) -> String {
         BASE64_STANDARD.encode(self.0)
     }
@@ -104,6 +106,8 @@ pub struct ShownHeader<'a> {
 }
 
 impl<'a> ShownHeader<'a> {
+    /// A header as a record has it.
+    #[must_use]
     pub fn new(name: &'a str, value: Option<&'a [u8]>) -> Self {
         let value = value.map(Bytes);
         Self { name, value }

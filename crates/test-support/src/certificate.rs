@@ -1,5 +1,6 @@
 //! Certificates for tests, and connections that verify a server's certificate.
 
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -10,9 +11,11 @@ use openssl::ec::{EcGroup, EcKey};
 use openssl::hash::MessageDigest;
 use openssl::nid::Nid;
 use openssl::pkey::{PKey, Private};
-use openssl::ssl::{SslConnector, SslMethod};
+use openssl::ssl::{Ssl, SslAcceptor, SslConnector, SslMethod};
 use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
 use openssl::x509::{X509, X509NameBuilder};
+use tempfile::NamedTempFile;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
@@ -67,6 +70,21 @@ impl Certificate {
         (certificate, key)
     }
 
+    /// A new file with the certificate, for clients that trust it.
+    pub fn file(&self) -> NamedTempFile {
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(&self.x509.to_pem().unwrap()).unwrap();
+        file
+    }
+
+    /// The TLS settings of a server with this certificate.
+    pub fn acceptor(&self) -> SslAcceptor {
+        let mut acceptor = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls_server()).unwrap();
+        acceptor.set_certificate(&self.x509).unwrap();
+        acceptor.set_private_key(&self.key).unwrap();
+        acceptor.build()
+    }
+
     /// Connects to a server with this certificate, for these protocols, such as `b"\x02h2"`.
     pub async fn connect(&self, to: SocketAddr, protocols: &[u8]) -> SslStream<TcpStream> {
         let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
@@ -82,4 +100,20 @@ impl Certificate {
         Pin::new(&mut stream).connect().await.unwrap();
         stream
     }
+}
+
+/// Takes a client's TLS handshake on a connection.
+///
+/// # Errors
+///
+/// If it fails, such as for a client that does not trust the certificate.
+pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    acceptor: &SslAcceptor,
+    connection: S,
+) -> io::Result<SslStream<S>> {
+    let ssl = Ssl::new(acceptor.context())?;
+    let mut stream = SslStream::new(ssl, connection)?;
+    let accepted = Pin::new(&mut stream).accept().await;
+    accepted.map_err(io::Error::other)?;
+    Ok(stream)
 }

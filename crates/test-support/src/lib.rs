@@ -14,6 +14,8 @@ mod repair;
 pub mod rows;
 mod servers;
 pub mod setup;
+pub mod smtp_server;
 pub mod supervision;
+pub mod webhook_receiver;
 
 pub use self::servers::drop_keyspace;

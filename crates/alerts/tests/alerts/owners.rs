@@ -10,11 +10,11 @@ use waybill_alerts::{
 use waybill_engine::{Contact, OperationId, OwnerNotice, ProcessState, partition_for};
 use waybill_messages::Record as _;
 use waybill_test_support::log::Lines;
+use waybill_test_support::smtp_server::{Mail, SmtpServer};
+use waybill_test_support::webhook_receiver::{Answer, Receiver};
 
 use crate::follow::{Following, Log, PARTITIONS, eventually, now, received};
-use crate::http::{Answer, Receiver};
 use crate::running::{PATIENCE, quick, smtp};
-use crate::smtp::{Mail, SmtpServer};
 
 const ANNA: &str = "mailto:anna@example.org";
 const BEN: &str = "mailto:ben@example.net";

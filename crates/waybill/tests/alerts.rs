@@ -8,10 +8,8 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use waybill_test_support::ports::free_address;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
-
-use crate::http::{Received, Receiver};
-use crate::running::{KEY, SECRET};
-use crate::smtp::SmtpServer;
+use waybill_test_support::smtp_server::{Mail, SmtpServer};
+use waybill_test_support::webhook_receiver::{KEY, Received, Receiver, SECRET};
 
 /// A setup whose `up` sends alerts to a webhook and a mailbox, and retries without limit.
 fn setup(webhook: SocketAddr, mail: &SmtpServer) -> Setup {
@@ -80,7 +78,7 @@ async fn alerts_of(setup: &Setup, receiver: &Receiver, operation: &str) -> Vec<R
     }
 }
 
-async fn mails(setup: &Setup, server: &SmtpServer, count: usize) -> Vec<crate::smtp::Mail> {
+async fn mails(setup: &Setup, server: &SmtpServer, count: usize) -> Vec<Mail> {
     match timeout(PATIENCE, server.mails(count)).await {
         Ok(mails) => mails,
         Err(_) => panic!("{count} mails do not come\n{}", setup.log_tail()),
@@ -250,7 +248,7 @@ async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown
     setup.ready().await;
     let last = setup.deliver(&with_owner("last")).await;
     setup.all_reach(&[last], "Processed").await;
-    let is_last = |mail: &crate::smtp::Mail| mail.text.contains("last is complete");
+    let is_last = |mail: &Mail| mail.text.contains("last is complete");
     let mut seen = 2;
     let all = loop {
         let all = mails(&setup, &mail, seen + 1).await;
@@ -260,7 +258,7 @@ async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown
         seen = all.len();
     };
     assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
-    let id_of = |mail: &crate::smtp::Mail| {
+    let id_of = |mail: &Mail| {
         let mut lines = mail.text.lines();
         let id = lines.find(|line| line.starts_with("Message-ID: "));
         id.expect("a mail has an id").to_owned()

@@ -4,28 +4,35 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use openssl::ssl::SslAcceptor;
 use tokio::io::{self, AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_native_tls::TlsAcceptor;
-use waybill_alerts::EmailTls;
+
+use crate::certificate::accept;
 
 /// A received message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mail {
+    /// The sender of the envelope.
     pub from: String,
+    /// The recipients of the envelope.
     pub to: Vec<String>,
     /// The client's login, as sent.
     pub login: Option<String>,
+    /// Whether it arrived over TLS.
     pub is_encrypted: bool,
+    /// Its headers and body.
     pub text: String,
 }
 
 /// The events on all connections.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Seen {
+    /// The received messages.
     pub mails: Vec<Mail>,
+    /// The number of connections.
     pub connections: usize,
     /// Commands after the greeting, without arguments.
     pub commands: Vec<String>,
@@ -39,23 +46,26 @@ struct Behavior {
     /// Whether logins are refused.
     refuses_login: bool,
     /// TLS from the start.
-    tls: Option<TlsAcceptor>,
+    tls: Option<SslAcceptor>,
     /// TLS on request.
-    starttls: Option<TlsAcceptor>,
+    starttls: Option<SslAcceptor>,
 }
 
 /// The server.
 pub struct SmtpServer {
+    /// Its address.
     pub address: SocketAddr,
     seen: watch::Receiver<Seen>,
     server: JoinHandle<()>,
 }
 
 impl SmtpServer {
+    /// A server that accepts every message.
     pub async fn start() -> Self {
         Self::with(Behavior::default()).await
     }
 
+    /// A server with these replies to recipients, in order; then `250 ok`.
     pub async fn that_answers<const N: usize>(to: [(&str, Vec<&'static str>); N]) -> Self {
         let to = to.map(|(address, all)| (address.to_owned(), all));
         Self::with(Behavior {
@@ -65,6 +75,7 @@ impl SmtpServer {
         .await
     }
 
+    /// A server that refuses every login.
     pub async fn that_refuses_logins() -> Self {
         Self::with(Behavior {
             refuses_login: true,
@@ -73,15 +84,19 @@ impl SmtpServer {
         .await
     }
 
-    pub async fn with_tls(tls: EmailTls, acceptor: TlsAcceptor) -> Self {
-        let (tls, starttls) = match tls {
-            EmailTls::Tls => (Some(acceptor), None),
-            EmailTls::Starttls => (None, Some(acceptor)),
-            EmailTls::None => (None, None),
-        };
+    /// A server that speaks TLS from the first byte.
+    pub async fn with_tls(acceptor: SslAcceptor) -> Self {
         Self::with(Behavior {
-            tls,
-            starttls,
+            tls: Some(acceptor),
+            ..Behavior::default()
+        })
+        .await
+    }
+
+    /// A server that changes to TLS when its client asks for it.
+    pub async fn with_starttls(acceptor: SslAcceptor) -> Self {
+        Self::with(Behavior {
+            starttls: Some(acceptor),
             ..Behavior::default()
         })
         .await
@@ -120,6 +135,7 @@ impl SmtpServer {
         seen.unwrap().mails.clone()
     }
 
+    /// The events until now.
     pub fn seen(&self) -> Seen {
         self.seen.borrow().clone()
     }
@@ -159,15 +175,15 @@ impl Session {
     async fn encrypt(
         &mut self,
         stream: Box<dyn Stream>,
-        acceptor: &TlsAcceptor,
+        acceptor: &SslAcceptor,
     ) -> io::Result<Box<dyn Stream>> {
-        let stream = acceptor.accept(stream).await.map_err(io::Error::other)?;
+        let stream = accept(acceptor, stream).await?;
         self.is_encrypted = true;
         Ok(Box::new(stream))
     }
 
     /// Serves commands until the client disconnects or requests TLS.
-    async fn talk(&mut self, stream: &mut Box<dyn Stream>) -> io::Result<Option<TlsAcceptor>> {
+    async fn talk(&mut self, stream: &mut Box<dyn Stream>) -> io::Result<Option<SslAcceptor>> {
         let mut stream = BufReader::new(stream);
         let (mut from, mut to) = (String::new(), Vec::new());
         while let Some(line) = next_line(&mut stream).await? {

@@ -1,13 +1,9 @@
 //! Alerts with real receivers: servers on the loopback interface.
 
 mod follow;
-mod http;
 mod mail;
 mod owners;
-mod process;
 mod running;
-mod smtp;
-mod tls;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,19 +12,21 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusBuilder;
+use openssl::ssl::SslAcceptor;
+use serde::Deserialize;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 use waybill_alerts::{AlertError, AlertsConfig, ReceiverConfig, Undeliverable};
-use waybill_config::{Environment, load};
-use waybill_node::config::Config;
+use waybill_config::{SecretFiles, read_document};
+use waybill_test_support::certificate::{Certificate, accept};
+use waybill_test_support::smtp_server::SmtpServer;
+use waybill_test_support::webhook_receiver::{Answer, KEY, Receiver};
 
-use http::{Answer, Receiver};
-use running::{KEY, PATIENCE, Running, alert, email, quick, repeats, webhook, webhook_to};
-use smtp::SmtpServer;
-use tls::{Authority, serve_https_once};
+use running::{PATIENCE, Running, alert, email, quick, repeats, webhook, webhook_to};
 
 #[tokio::test]
 async fn a_webhook_is_signed_and_retried_with_the_same_body() {
@@ -361,16 +359,21 @@ async fn a_running_attempt_may_succeed_during_a_stop() {
     assert_eq!(receiver.count(), 1);
 }
 
+/// A configuration file that has this section alone.
+#[derive(Deserialize)]
+struct Example {
+    alerts: AlertsConfig,
+}
+
 #[tokio::test]
 async fn the_sms_gateway_of_the_example_gets_its_json() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/alerts");
     let example = example.join("sms-gateway.yaml");
-    let config = load::<Config>(Some(&example), &Environment::default()).unwrap();
+    let mut alerts = read_document::<Example>(&example).unwrap().alerts;
     let receiver = Receiver::start([]).await;
     let authorization = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(authorization.path(), "Bearer hunter2\n").unwrap();
-    let mut config = config;
-    for target in config.alerts.receivers.values_mut() {
+    for target in alerts.receivers.values_mut() {
         let ReceiverConfig::Webhook(sms) = target else {
             panic!("{target:?}");
         };
@@ -379,8 +382,9 @@ async fn the_sms_gateway_of_the_example_gets_its_json() {
             *path = authorization.path().to_owned();
         }
     }
-    let config = config.finish().unwrap();
-    let running = Running::from(config.alerts);
+    alerts.read_files(&mut SecretFiles::default()).unwrap();
+    alerts.validate().unwrap();
+    let running = Running::from(alerts);
 
     let mut alert = alert("drone");
     alert.error = Some(AlertError {
@@ -400,11 +404,29 @@ async fn the_sms_gateway_of_the_example_gets_its_json() {
     );
 }
 
+/// Answers one request over HTTPS with 200, and returns its head; `None` if the client disconnects
+/// without a request.
+async fn serve_https_once(listener: TcpListener, acceptor: SslAcceptor) -> Option<String> {
+    let (stream, _) = listener.accept().await.ok()?;
+    let mut stream = accept(&acceptor, stream).await.ok()?;
+    let mut request = Vec::new();
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        if stream.read_buf(&mut request).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    stream.write_all(answer).await.ok()?;
+    // A close with unread bytes would reset the connection, and the answer might be lost.
+    let _ = stream.read_to_end(&mut request).await;
+    String::from_utf8(request).ok()
+}
+
 #[tokio::test]
 async fn an_https_webhook_trusts_only_the_configured_certificates() {
-    let authority = Authority::new();
-    let trusted = authority.certificate_file();
-    let other = Authority::new().certificate_file();
+    let certificate = Certificate::new();
+    let trusted = certificate.file();
+    let other = Certificate::new().file();
     for (ca_file, is_trusted) in [(trusted.path(), true), (other.path(), false)] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!(
@@ -415,7 +437,7 @@ async fn an_https_webhook_trusts_only_the_configured_certificates() {
             unreachable!();
         };
         config.ca_file = Some(ca_file.to_owned());
-        let server = tokio::spawn(serve_https_once(listener, authority.acceptor()));
+        let server = tokio::spawn(serve_https_once(listener, certificate.acceptor()));
         let bounded = AlertsConfig {
             attempts_max: 1,
             ..quick()

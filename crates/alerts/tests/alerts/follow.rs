@@ -19,10 +19,10 @@ use waybill_kafka::{
     ProducerOptions, RawRecord, RecordRef, Settlement, TopicSpec,
 };
 use waybill_messages::{Record as _, Topics};
+use waybill_test_support::smtp_server::SmtpServer;
+use waybill_test_support::webhook_receiver::{Answer, Received, Receiver};
 
-use crate::http::{Answer, Receiver};
 use crate::running::{PATIENCE, email, quick, repeats, webhook};
-use crate::smtp::SmtpServer;
 
 pub const PARTITIONS: u32 = 3;
 
@@ -499,7 +499,7 @@ fn failures() -> Vec<Answer> {
     vec![Answer::Status(500); 1_000]
 }
 
-pub async fn received(receiver: &Receiver, count: usize) -> Vec<crate::http::Received> {
+pub async fn received(receiver: &Receiver, count: usize) -> Vec<Received> {
     match timeout(PATIENCE, receiver.received(count)).await {
         Ok(requests) => requests,
         Err(_) => panic!("{} of {count} requests came", receiver.count()),

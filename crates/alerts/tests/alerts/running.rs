@@ -11,12 +11,8 @@ use waybill_alerts::{
     Alert, AlertError, AlertsConfig, EmailConfig, EmailTls, Notifier, ReceiverConfig, SmtpConfig,
     Undeliverable, WebhookConfig, receivers,
 };
-
-use crate::http::{Received, Receiver};
-use crate::smtp::SmtpServer;
-
-pub const KEY: &[u8] = b"123456789012345678901234";
-pub const SECRET: &str = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
+use waybill_test_support::smtp_server::SmtpServer;
+use waybill_test_support::webhook_receiver::{Received, Receiver, SECRET};
 
 /// The time limit of all waits. Only a hang takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(60);

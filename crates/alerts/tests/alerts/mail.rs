@@ -5,10 +5,10 @@ use std::path::Path;
 use waybill_alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, SmtpConfig, Undeliverable,
 };
+use waybill_test_support::certificate::Certificate;
+use waybill_test_support::smtp_server::SmtpServer;
 
 use crate::running::{Running, alert, email, quick, smtp};
-use crate::smtp::SmtpServer;
-use crate::tls::Authority;
 
 #[tokio::test]
 async fn a_mail_reaches_every_address_after_a_login() {
@@ -124,11 +124,15 @@ async fn nothing_is_sent_without_the_required_tls() {
 
 #[tokio::test]
 async fn login_and_mail_are_sent_only_to_a_trusted_tls_server() {
-    let authority = Authority::new();
-    let trusted = authority.certificate_file();
-    let other = Authority::new().certificate_file();
+    let certificate = Certificate::new();
+    let trusted = certificate.file();
+    let other = Certificate::new().file();
     for tls in [EmailTls::Starttls, EmailTls::Tls] {
-        let server = SmtpServer::with_tls(tls, authority.acceptor()).await;
+        let server = match tls {
+            EmailTls::Starttls => SmtpServer::with_starttls(certificate.acceptor()).await,
+            EmailTls::Tls => SmtpServer::with_tls(certificate.acceptor()).await,
+            EmailTls::None => unreachable!(),
+        };
         let receiver = |ca_file: &Path| {
             ReceiverConfig::Email(EmailConfig {
                 smtp: SmtpConfig {

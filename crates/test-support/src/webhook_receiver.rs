@@ -19,10 +19,17 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
+/// The key of the tests' webhooks.
+pub const KEY: &[u8] = b"123456789012345678901234";
+/// [`KEY`] as a configuration has it.
+pub const SECRET: &str = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
+
 /// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
+    /// This status.
     Status(u16),
+    /// This status, with this `Retry-After`.
     RetryAfter(u16, &'static str),
     /// 200, once the test allows it.
     When(Arc<Notify>),
@@ -33,16 +40,21 @@ pub enum Answer {
 /// A received request.
 #[derive(Clone, Debug)]
 pub struct Received {
+    /// When it was received.
     pub at: Instant,
+    /// Its headers.
     pub headers: HeaderMap,
+    /// Its body.
     pub body: Bytes,
 }
 
 impl Received {
+    /// The value of the header, which must exist.
     pub fn header(&self, name: &str) -> &str {
         self.headers[name].to_str().unwrap()
     }
 
+    /// The body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -79,10 +91,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
+    /// A server on a free port, with these first answers.
     pub async fn start(answers: impl IntoIterator<Item = Answer>) -> Self {
         Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answers)
     }
 
+    /// A server on this listener, with these first answers.
     pub fn start_on(listener: TcpListener, answers: impl IntoIterator<Item = Answer>) -> Self {
         let (sender, received) = watch::channel(Vec::new());
         let shared = Shared {
@@ -99,10 +113,12 @@ impl Receiver {
         }
     }
 
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
+    /// The URL for alerts, with a key in its query.
     pub fn url(&self) -> String {
         format!("http://{}/alerts?key=hunter2", self.address)
     }
