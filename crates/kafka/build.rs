@@ -1,11 +1,13 @@
-//! Links the decompression of `src/decompression.rs` into this crate's tests, in place of
+//! Links the functions of `src/batch_limits.rs` into this crate's tests, in place of
 //! librdkafka's, and names the functions to the build scripts of programs that depend on this
 //! crate (`DEP_WAYBILL_KAFKA_WRAPPED`). Cargo passes no linker argument of a library on to them.
 //! The argument is one of the GNU linker and LLVM's: on other systems nothing is replaced, and the
 //! first consumer logs a warning.
 
-/// The functions of librdkafka that allocate what a batch claims to hold.
-const WRAPPED: [&str; 6] = [
+/// The functions of librdkafka that allocate what a batch claims to hold, and the one that verifies
+/// its checksum before.
+const WRAPPED: [&str; 7] = [
+    "rd_crc32c",
     "rd_gz_decompress",
     "rd_kafka_lz4_decompress",
     "rd_kafka_snappy_java_uncompress",

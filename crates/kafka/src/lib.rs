@@ -27,10 +27,10 @@
 //! [`partition_for`], or uses the murmur2 hash of its key), and futures per record.
 
 mod admin;
+mod batch_limits;
 mod client_log;
 mod damage;
 mod dead_letter;
-mod decompression;
 mod delivery;
 mod error;
 mod fingerprint;

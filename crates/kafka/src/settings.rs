@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 
-use crate::decompression::{self, DECOMPRESSED_BYTES_MAX};
+use crate::batch_limits::{self, DECOMPRESSED_BYTES_MAX};
 use crate::error::ClientError;
 use crate::group_commits::GroupCommits;
 
@@ -76,7 +76,7 @@ impl KafkaSettings {
         defaults: &[(&str, String)],
         fixed: &[(&str, String)],
     ) -> Result<ClientConfig, ClientError> {
-        decompression::limit(self.decompressed_bytes_max);
+        batch_limits::limit(self.decompressed_bytes_max);
         let fixed = [fixed, &[("check.crcs", "true".to_owned())]].concat();
         self.client_config(client_id, defaults, &fixed)
     }

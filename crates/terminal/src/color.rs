@@ -76,7 +76,7 @@ impl Tone {
         format!("{style}{text}{style:#}")
     }
 
-    /// The text of a cell that [`painted`] shows in this tone.
+    /// The text of a cell that the table shows in this tone.
     pub fn mark(self, cell: &str) -> String {
         let mark = MARKS.into_iter().find(|(tone, _)| *tone == self);
         mark.map_or_else(String::new, |(_, mark)| format!("{mark}{cell}{END}"))

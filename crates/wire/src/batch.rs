@@ -78,6 +78,23 @@ pub fn check_records(records: usize, bytes: usize) -> Result<(), BatchError> {
     }
 }
 
+/// Refuses the records of an uncompressed batch, as [`check_records`] does. `covered` are the bytes
+/// that the batch's checksum covers. Bytes that are no such batch are accepted.
+///
+/// # Errors
+///
+/// Those of [`check_records`].
+pub fn check_checksummed_records(covered: &[u8]) -> Result<(), BatchError> {
+    match covered.split_at_checked(HEADER_BYTES - CHECKED_FROM) {
+        Some(([first, second, ..], records))
+            if i16::from_be_bytes([*first, *second]) & ATTRIBUTE_CODEC == 0 =>
+        {
+            check_records(count(records), records.len())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// How many records these bytes hold, by their lengths.
 fn count(mut records: &[u8]) -> usize {
     let mut count = 0;
@@ -120,9 +137,7 @@ pub enum BatchError {
     #[error("the records cannot be decompressed")]
     Undecodable,
     /// The decompressed batch is too large.
-    #[error(
-        "decompressed, the batch has more than {bytes_max} bytes, the topic's max.message.bytes"
-    )]
+    #[error("decompressed, the batch has more than {bytes_max} bytes")]
     Expands {
         /// The largest size.
         bytes_max: usize,

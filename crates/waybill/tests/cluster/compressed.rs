@@ -82,6 +82,7 @@ async fn a_bomb_that_kafka_has_kept_is_skipped_and_kills_no_reader() {
         role.terminate();
     }
     let topics = TOPICS.map(|topic| format!("{}.{topic}", cluster.name));
+    let tiny = batch(0, &tiny_records(TINY_RECORDS));
     for topic in &topics {
         set_compression(&cluster, &ingestion, topic, "producer").await;
         for codec in ["gzip", "zstd"] {
@@ -95,11 +96,12 @@ async fn a_bomb_that_kafka_has_kept_is_skipped_and_kills_no_reader() {
         for _ in 0..100 {
             send(&zstd, topic, &zeroes).await.expect("it is small");
         }
+        // Each empty record takes some 500 bytes of memory.
+        for _ in 0..20 {
+            assert_eq!(produce(&cluster.brokers, topic, &tiny), 0);
+        }
         set_compression(&cluster, &ingestion, topic, "uncompressed").await;
     }
-    // Each empty record takes some 500 bytes of memory.
-    let tiny = batch(0, &tiny_records(TINY_RECORDS));
-    assert_eq!(produce(&cluster.brokers, &topics[1], &tiny), 0);
     let ids = deliver(&ingestion, "behind", 20).await;
 
     let limits = roles

@@ -9,7 +9,7 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
     ConsumerOptions, DamageKind, KafkaSettings, PartitionConsumer, PollError, ProducerOptions,
 };
-use waybill_test_support::batches::batch;
+use waybill_test_support::batches::{batch, tiny_records};
 use waybill_test_support::bombs::{CODECS, producer, send};
 
 use super::cluster;
@@ -113,6 +113,18 @@ fn a_compressed_batch_of_many_tiny_records_is_undecodable_whatever_its_codec() {
         producer.flush(PATIENCE).unwrap();
         assert_undecodable(&consumer(&settings, codec), codec);
     }
+}
+
+/// A broker that is not ours keeps them.
+#[test]
+fn an_uncompressed_batch_of_many_tiny_records_is_undecodable() {
+    let (cluster, settings) = cluster("tiny", 1);
+    append_batch(&settings, "tiny", &batch(0, &tiny_records(20_000)));
+    assert_undecodable(&consumer(&settings, "tiny"), "tiny");
+
+    cluster.create_topic("few", 1, 1).unwrap();
+    append_batch(&settings, "few", &batch(0, &tiny_records(10_000)));
+    assert_eq!(read(&consumer(&settings, "few"), 10_000).len(), 10_000);
 }
 
 /// librdkafka would allocate what the blocks claim to hold, and abort the process where the system

@@ -1,9 +1,10 @@
-//! Decompression of batches within a bound.
+//! Limits on the memory that one batch takes.
 //!
-//! librdkafka allocates whatever a compressed batch holds: half a megabyte of gzip takes hundreds
-//! of megabytes, and the process is killed again at each start, because it reads the batch again.
-//! It has no property for a limit, other than for zstd. So the linker replaces its functions with
-//! those of this module (`--wrap`, see `build.rs`), which refuse
+//! librdkafka allocates whatever a batch holds: half a megabyte of gzip takes hundreds of
+//! megabytes, and so do some uncompressed megabytes of empty records. The process is killed again
+//! at each start, because it reads the batch again. librdkafka has no property for a limit, other
+//! than for zstd. So the linker replaces its functions with those of this module (`--wrap`, see
+//! `build.rs`), which refuse
 //!
 //! * batches that expand beyond [`KafkaSettings::decompressed_bytes_max`],
 //! * batches that expand beyond [`RATIO_MAX`] times their size: librdkafka decompresses everything
@@ -12,7 +13,11 @@
 //! * batches with many tiny records, each of which takes some 500 bytes of memory.
 //!
 //! librdkafka reports such a batch as one that cannot be decompressed, and [`crate::damage`] finds
-//! it. The sum of what a fetch may hold is bounded by its size.
+//! it. The sum of what a fetch may hold is bounded by its size. A log line has the reason.
+//!
+//! Of an uncompressed batch, only the function that verifies its checksum gets all bytes. If the
+//! batch is refused, that function sets a codec in the received bytes, which are librdkafka's own
+//! copy. The records are not of that codec, so they cannot be decompressed.
 //!
 //! Programs other than `waybill` need the same linker arguments: see `crates/waybill/build.rs`.
 //! Without them librdkafka decompresses without a limit, and the first consumer logs a warning.
@@ -31,7 +36,9 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdkafka::types::RDKafkaRespErr;
-use waybill_wire::batch::{Codec, decompressed_records, snappy_length};
+use waybill_wire::batch::{
+    BatchError, Codec, check_checksummed_records, decompressed_records, snappy_length,
+};
 
 /// How many bytes a batch may hold. librdkafka's functions do not say for which client they
 /// decompress, so the limit is one of the process.
@@ -51,6 +58,9 @@ fn bytes_max(compressed: usize) -> usize {
     let of_ratio = compressed.saturating_mul(RATIO_MAX).max(SMALL_BYTES);
     of_ratio.min(BYTES_MAX.load(Ordering::Relaxed))
 }
+
+/// The byte of the attributes that has the codec, in the bytes that the checksum covers.
+const CODEC_AT: usize = 1;
 
 /// The start of xerial's blocks, which librdkafka has removed.
 const XERIAL_HEADER: &[u8] = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01";
@@ -82,13 +92,40 @@ fn is_limited() -> bool {
 }
 
 /// References to the other functions, so that the linker keeps them.
-const OTHERS: [*const (); 5] = [
+const OTHERS: [*const (); 6] = [
+    __wrap_rd_crc32c as *const (),
     __wrap_rd_kafka_lz4_decompress as *const (),
     __wrap_rd_kafka_snappy_java_uncompress as *const (),
     __wrap_rd_kafka_snappy_uncompress as *const (),
     __wrap_rd_kafka_snappy_uncompressed_length as *const (),
     __wrap_rd_kafka_zstd_decompress as *const (),
 ];
+
+/// `rd_crc32c` of `crc32c.c`: the checksum of these bytes and of those before them, which have the
+/// checksum `before`; 0 if there are none.
+///
+/// librdkafka passes what the checksum of a received batch covers in one piece, from the two bytes
+/// of the attributes on. Batches that it sends come in pieces, and have at most
+/// [`waybill_wire::batch::RECORDS_MAX`] records.
+///
+/// # Safety
+///
+/// `bytes` has `len` readable bytes. If they are a batch, the caller owns them, and reads its
+/// attributes later.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_rd_crc32c(before: u32, bytes: *mut u8, len: usize) -> u32 {
+    // SAFETY: as the caller promises.
+    let covered = unsafe { slice::from_raw_parts(bytes, len) };
+    let checksum = crc32c::crc32c_append(before, covered);
+    if before == 0
+        && let Err(error) = check_checksummed_records(covered)
+    {
+        warn(&error, len);
+        // SAFETY: such a batch has its attributes, and no reference to its bytes is left.
+        unsafe { *bytes.add(CODEC_AT) |= Codec::Gzip as u8 };
+    }
+    checksum
+}
 
 /// `rd_gz_decompress` of `rdgz.c`.
 ///
@@ -259,7 +296,14 @@ unsafe fn decompress_to(
 fn records(codec: Codec, compressed: &[u8]) -> Option<Vec<u8>> {
     let bytes_max = bytes_max(compressed.len());
     let held = catch_unwind(|| decompressed_records(codec, compressed, bytes_max));
-    held.ok()?.ok()
+    held.ok()?
+        .inspect_err(|error| warn(error, compressed.len()))
+        .ok()
+}
+
+/// Logs why a batch is refused: librdkafka reports only that it cannot be decompressed.
+fn warn(error: &BatchError, bytes: usize) {
+    tracing::warn!(bytes, %error, "refused a batch");
 }
 
 /// The same, in memory that `free` releases, and their length.
