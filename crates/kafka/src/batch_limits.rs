@@ -301,9 +301,14 @@ fn records(codec: Codec, compressed: &[u8]) -> Option<Vec<u8>> {
         .ok()
 }
 
-/// Logs why a batch is refused: librdkafka reports only that it cannot be decompressed.
+/// Logs that a batch is beyond a limit: librdkafka reports only that it cannot be decompressed.
 fn warn(error: &BatchError, bytes: usize) {
-    tracing::warn!(bytes, %error, "refused a batch");
+    if matches!(
+        error,
+        BatchError::Expands { .. } | BatchError::TooManyRecords { .. }
+    ) {
+        tracing::warn!(bytes, %error, "refused a batch that would take too much memory");
+    }
 }
 
 /// The same, in memory that `free` releases, and their length.
