@@ -11,182 +11,56 @@
 //! JSON.
 
 mod answer;
+mod auth;
 mod check;
 mod client;
 mod config;
 mod last_answer;
+mod load;
+mod load_error;
 mod place;
 mod plan;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use hyper::{Request, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
-use waybill_config::FileError;
 use waybill_engine::{Action, Outcome, murmur2};
+use waybill_tls::ClientTls;
 use waybill_units::backoff;
 
+pub use auth::{
+    ApiKeyConfig, AuthConfig, BasicConfig, BearerConfig, ClientAuth, Oauth2Config, ServiceTlsConfig,
+};
 pub use check::NeededInputs;
 pub use config::{
     AgentConfig, AgentsFile, BreakerConfig, HttpConfig, InverseConfig, PoolConfig, RequestConfig,
     RetriesConfig, StatusSet, StatusesConfig,
 };
+pub use load::NamedHandler;
+pub use load_error::LoadError;
 
 use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
 use crate::metrics::{ServiceMetrics, breaker_state};
 use crate::spans;
-use crate::template::{Scope, TemplateError};
+use crate::template::Scope;
 use answer::{StatusRules, Verdict, retry_after};
+use auth::{Auth, AuthPlan, Credential, TokenError};
 use client::{Answer, BodyError, Client, SendError};
 use last_answer::LastAnswer;
+use load::{check_settings, client_tls};
 use plan::{Plan, StepPlan};
-
-/// Why agents cannot be loaded from their file.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file is not YAML, or holds unknown keys or unsuitable values.
-    #[error("cannot read the agents file")]
-    Yaml {
-        /// The parser's message, with the position.
-        #[source]
-        source: Box<serde_saphyr::Error>,
-    },
-    /// One of the agents cannot work.
-    #[error("agent {agent:?} cannot be loaded")]
-    Agent {
-        /// Its name.
-        agent: String,
-        /// Why.
-        #[source]
-        source: Box<LoadError>,
-    },
-    /// An agent does not support a request that a workflow requires.
-    #[error(
-        "agent {agent:?} does not fit step {step:?} of workflow {workflow:?}, version {version}: \
-         `{key}` {why}"
-    )]
-    UnmetRequirement {
-        /// The agent's name.
-        agent: String,
-        /// The workflow.
-        workflow: String,
-        /// Its version.
-        version: u32,
-        /// The step.
-        step: String,
-        /// The key in the agent's file, or of the step in the workflow's.
-        key: String,
-        /// Why it is unsupported.
-        why: String,
-    },
-    /// A value is invalid.
-    #[error("`{key}`: {why}")]
-    Invalid {
-        /// The key's path.
-        key: String,
-        /// Why its value is invalid.
-        why: String,
-    },
-    /// A template is invalid.
-    #[error("`{key}` is not a valid template")]
-    Template {
-        /// The key's path.
-        key: String,
-        /// Why it is invalid.
-        #[source]
-        source: TemplateError,
-    },
-    /// The system's TLS library failed to start.
-    #[error("TLS is not available")]
-    Tls {
-        /// Why.
-        #[source]
-        source: native_tls::Error,
-    },
-}
-
-impl LoadError {
-    fn invalid(key: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Invalid {
-            key: key.into(),
-            why: why.into(),
-        }
-    }
-
-    fn of_agent(self, agent: &str) -> Self {
-        Self::Agent {
-            agent: agent.to_owned(),
-            source: Box::new(self),
-        }
-    }
-}
-
-/// An agent's name and its handler, as [`Agents::start`](crate::Agents::start) takes them.
-pub type NamedHandler = (String, Arc<dyn Handler>);
-
-impl AgentsFile {
-    /// Reads a file without checking the agents.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be read, or is not YAML of the documented shape.
-    pub fn read(path: &Path) -> Result<Self, FileError> {
-        waybill_config::read_document(path)
-    }
-
-    /// Parses a file without checking the agents.
-    ///
-    /// # Errors
-    ///
-    /// If it is not YAML of the documented shape.
-    pub fn from_yaml(text: &str) -> Result<Self, LoadError> {
-        serde_saphyr::from_str(text).map_err(|source| LoadError::Yaml {
-            source: Box::new(source),
-        })
-    }
-
-    /// Creates the agents, by name. `variables` provides the values of `{name}` in a `baseUrl`.
-    ///
-    /// # Errors
-    ///
-    /// If an agent's settings are invalid, or two agents have the same name.
-    pub fn load(
-        &self,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Vec<NamedHandler>, LoadError> {
-        self.refuse_twins()?;
-        self.agents
-            .iter()
-            .map(|agent| {
-                let handler = HttpAgent::new(&agent.name, &agent.http, variables);
-                let handler = handler.map_err(|source| source.of_agent(&agent.name))?;
-                Ok((agent.name.clone(), Arc::new(handler) as Arc<dyn Handler>))
-            })
-            .collect()
-    }
-
-    /// Refuses two agents of the same name.
-    fn refuse_twins(&self) -> Result<(), LoadError> {
-        let mut seen = BTreeSet::new();
-        match self.agents.iter().find(|agent| !seen.insert(&agent.name)) {
-            Some(twin) => {
-                Err(LoadError::invalid("name", "two agents have this name").of_agent(&twin.name))
-            }
-            None => Ok(()),
-        }
-    }
-}
 
 /// An agent that performs each step as one HTTP exchange.
 #[derive(Debug)]
 pub struct HttpAgent {
     plan: Plan,
     rules: StatusRules,
+    auth: Auth,
     client: Client,
     breaker: Breaker,
     service: ServiceMetrics,
@@ -197,27 +71,43 @@ pub struct HttpAgent {
     response_bytes_max: usize,
 }
 
+/// An agent whose settings are checked, before any file is read that they name.
+#[derive(Debug)]
+struct Checked<'a> {
+    name: &'a str,
+    config: &'a HttpConfig,
+    plan: Plan,
+    rules: StatusRules,
+    auth: AuthPlan,
+}
+
 /// The result of one exchange.
 struct Exchanged {
     outcome: Outcome,
     /// The wait that the service asks for.
     retry_after: Option<Duration>,
-    /// Whether complete-by passed before the service had sufficient time to answer.
-    is_cut_short: bool,
+    /// What it says about the service.
+    health: Health,
 }
 
-impl HttpAgent {
-    /// Creates the agent `name`.
-    ///
-    /// # Errors
-    ///
-    /// If its settings are invalid.
-    pub fn new(
-        name: &str,
-        config: &HttpConfig,
+/// What the result of an exchange says about the service.
+enum Health {
+    /// What the outcome says.
+    OfOutcome,
+    /// It is healthy, whatever the outcome is.
+    Healthy,
+    /// Nothing: complete-by passed before the service had sufficient time to answer.
+    CutShort,
+}
+
+impl<'a> Checked<'a> {
+    fn new(
+        name: &'a str,
+        config: &'a HttpConfig,
         variables: &BTreeMap<String, String>,
     ) -> Result<Self, LoadError> {
         check_settings(name, config)?;
+        let auth = AuthPlan::compile(config)?;
         let plan = Plan::compile(config, variables)?;
         if config.http2 && plan.is_tls() {
             return Err(LoadError::invalid(
@@ -225,9 +115,44 @@ impl HttpAgent {
                 "requires a service that offers HTTP/2 without TLS",
             ));
         }
+        if !plan.is_tls() && config.tls != ServiceTlsConfig::default() {
+            return Err(LoadError::invalid(
+                "tls",
+                "requires a baseUrl with https://",
+            ));
+        }
+        if let Some(header) = auth.header() {
+            plan.refuse_header(header)?;
+        }
         Ok(Self {
+            name,
+            config,
+            plan,
             rules: StatusRules::compile(config)?,
-            client: Client::new(config, plan.is_tls())?,
+            auth,
+        })
+    }
+
+    /// Reads the files, and creates the agent.
+    fn open(self) -> Result<HttpAgent, LoadError> {
+        let Self { name, config, .. } = self;
+        let tls = match self.plan.is_tls() {
+            true => Some(
+                ClientTls::open(format!("agent {name}: tls"), &client_tls(&config.tls))
+                    .map_err(|refused| LoadError::invalid("tls", refused.problem))?,
+            ),
+            false => None,
+        };
+        if self.auth.header().is_some() && !self.plan.is_tls() && !self.plan.is_this_machine() {
+            tracing::warn!(
+                agent = name,
+                "the agent's credential is sent without TLS: its baseUrl begins with http://"
+            );
+        }
+        Ok(HttpAgent {
+            rules: self.rules,
+            auth: self.auth.open(name)?,
+            client: Client::new(config, tls),
             breaker: Breaker::new(
                 name,
                 BreakerSettings {
@@ -240,12 +165,27 @@ impl HttpAgent {
             ),
             service: ServiceMetrics::new(name),
             last_answer: LastAnswer::new(),
-            plan,
+            plan: self.plan,
             retries: config.retries.clone(),
             timeout: config.timeout,
             concurrency_max: config.concurrency_max,
             response_bytes_max: config.response_bytes_max,
         })
+    }
+}
+
+impl HttpAgent {
+    /// Creates the agent `name`.
+    ///
+    /// # Errors
+    ///
+    /// If its settings are invalid, or a file that they name is.
+    pub fn new(
+        name: &str,
+        config: &HttpConfig,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Self, LoadError> {
+        Checked::new(name, config, variables)?.open()
     }
 
     async fn perform(&self, call: &StepCall) -> Outcome {
@@ -270,18 +210,17 @@ impl HttpAgent {
                 Ok(request) => request,
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
+            // Outside the circuit breaker: a token that is not available is no fault of the
+            // service.
+            let credential = match self.auth.credential().await {
+                Ok(credential) => credential,
+                Err(error) => return token_unavailable(&error),
+            };
             let exchange = async {
-                let exchanged = self.exchange(plan, request, call, started).await;
-                match exchanged.outcome {
-                    _ if exchanged.is_cut_short => Judged::CutShort(exchanged),
-                    Outcome::Transient { .. } | Outcome::Unknown { .. } => {
-                        Judged::Failure(exchanged)
-                    }
-                    Outcome::Success { .. }
-                    | Outcome::Permanent { .. }
-                    | Outcome::NotPerformed
-                    | Outcome::NotAttempted { .. } => Judged::Healthy(exchanged),
-                }
+                let exchanged = self
+                    .exchange(plan, request, credential, call, started)
+                    .await;
+                exchanged.judge()
             };
             let Called {
                 value: exchanged,
@@ -324,49 +263,95 @@ impl HttpAgent {
         wait.max(asked.unwrap_or_default())
     }
 
-    /// Sends one request of an attempt, and judges the answer, within the remaining time.
+    /// Sends one request of an attempt, and judges the answer, within the remaining time. If the
+    /// service refuses the credential, the request is sent once more with another one.
     async fn exchange(
         &self,
         step: &StepPlan,
-        mut request: hyper::Request<bytes::Bytes>,
+        request: Request<bytes::Bytes>,
+        credential: Option<Credential>,
         call: &StepCall,
         started: Instant,
     ) -> Exchanged {
+        let Some(mut credential) = credential else {
+            let sent = self.send(request, None, call).await;
+            return self.judge(step, sent, call, started);
+        };
+        let mut sent = self.send(request.clone(), Some(&credential), call).await;
+        if sent.status() == Some(StatusCode::UNAUTHORIZED) {
+            match self.auth.another(&credential).await {
+                Ok(Some(another)) => {
+                    credential = another;
+                    sent = self.send(request, Some(&credential), call).await;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    return Exchanged {
+                        health: Health::Healthy,
+                        ..Exchanged::of(token_unavailable(&error))
+                    };
+                }
+            }
+        }
+        self.judge(step, sent, call, started)
+    }
+
+    async fn send(
+        &self,
+        mut request: Request<bytes::Bytes>,
+        credential: Option<&Credential>,
+        call: &StepCall,
+    ) -> Sent {
+        if let Some(credential) = credential {
+            credential.add_to(&mut request);
+        }
         let span = spans::of_call(&mut request);
         let began = Instant::now();
         let until = call.deadline.min(began + self.timeout);
         let answer = self
             .client
             .exchange(request, until, self.response_bytes_max);
-        let answer = timeout_at(until, answer).await;
+        let mut answer = timeout_at(until, answer).await.ok();
         let ended = Instant::now();
-        let took = ended - began;
-        let status = match &answer {
-            Ok(Ok(answer)) => Some(answer.head.status.as_u16()),
-            Ok(Err(_)) | Err(_) => None,
-        };
-        self.service.count(status, took);
+        if let (Some(credential), Some(Ok(answer))) = (credential, &mut answer)
+            && let Ok(body) = &mut answer.body
+        {
+            *body = credential.redact(std::mem::take(body));
+        }
+        let sent = Sent { answer, ended };
+        let status = sent.status().map(|status| status.as_u16());
+        self.service.count(status, ended - began);
         if let Some(span) = span {
             spans::called(span, status);
         }
+        sent
+    }
+
+    fn judge(
+        &self,
+        step: &StepPlan,
+        Sent { answer, ended }: Sent,
+        call: &StepCall,
+        started: Instant,
+    ) -> Exchanged {
         let outcome = match answer {
-            Ok(Ok(answer)) => {
+            Some(Ok(answer)) => {
                 self.last_answer.note(ended);
                 return self.classify(step, call.request.action, answer);
             }
-            Ok(Err(SendError::Unconnected(why))) => transient(
+            Some(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
                 format!("could not connect to the service: {why}"),
             ),
-            Ok(Err(SendError::Unread(why))) => transient(
+            Some(Err(SendError::Unread(why))) => transient(
                 "request-unread",
                 format!("the service did not process the request: {why}"),
             ),
-            Ok(Err(SendError::BrokeOff(why))) => unknown(
+            Some(Err(SendError::BrokeOff(why))) => unknown(
                 "outcome-unknown",
                 format!("the exchange was interrupted: {why}"),
             ),
-            Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
+            None => unknown("outcome-unknown", "the service did not answer in time"),
         };
         // The attempt spent most of its time in transit and in the agent's queue: a busy service
         // that answers others must not count as failing.
@@ -374,7 +359,10 @@ impl HttpAgent {
         let is_cut_short =
             ended >= call.deadline && has_waited && self.last_answer.is_after(call.sent);
         Exchanged {
-            is_cut_short,
+            health: match is_cut_short {
+                true => Health::CutShort,
+                false => Health::OfOutcome,
+            },
             ..Exchanged::of(outcome)
         }
     }
@@ -431,55 +419,53 @@ impl Handler for HttpAgent {
     }
 }
 
+/// A request that was sent.
+struct Sent {
+    /// `None` if there was none in time.
+    answer: Option<Result<Answer, SendError>>,
+    ended: Instant,
+}
+
+impl Sent {
+    fn status(&self) -> Option<StatusCode> {
+        match &self.answer {
+            Some(Ok(answer)) => Some(answer.head.status),
+            Some(Err(_)) | None => None,
+        }
+    }
+}
+
 impl Exchanged {
     fn of(outcome: Outcome) -> Self {
         Self {
             outcome,
             retry_after: None,
-            is_cut_short: false,
+            health: Health::OfOutcome,
+        }
+    }
+
+    /// How it counts for the circuit breaker.
+    fn judge(self) -> Judged<Self> {
+        match (&self.health, &self.outcome) {
+            (Health::CutShort, _) => Judged::CutShort(self),
+            (Health::OfOutcome, Outcome::Transient { .. } | Outcome::Unknown { .. }) => {
+                Judged::Failure(self)
+            }
+            (Health::Healthy, _)
+            | (
+                Health::OfOutcome,
+                Outcome::Success { .. }
+                | Outcome::Permanent { .. }
+                | Outcome::NotPerformed
+                | Outcome::NotAttempted { .. },
+            ) => Judged::Healthy(self),
         }
     }
 }
 
-/// Refuses settings that no agent can use.
-fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
-    let name_fits = !name.is_empty()
-        && name.len() <= 100
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    if !name_fits {
-        return Err(LoadError::invalid(
-            "name",
-            "must have 1 to 100 characters, only lower-case a-z, 0-9 and '-'",
-        ));
-    }
-    for (key, value) in [
-        ("concurrencyMax", config.concurrency_max),
-        ("breaker.calls", config.breaker.calls),
-        ("breaker.halfOpenCalls", config.breaker.half_open_calls),
-    ] {
-        if !(1..=100_000).contains(&value) {
-            return Err(LoadError::invalid(key, "must be from 1 to 100000"));
-        }
-    }
-    for (key, value) in [
-        ("timeout", config.timeout),
-        ("connectTimeout", config.connect_timeout),
-        ("breaker.openFor", config.breaker.open_for),
-    ] {
-        if value.is_zero() || value > Duration::from_secs(24 * 3600) {
-            return Err(LoadError::invalid(key, "must be from 1ms to 24h"));
-        }
-    }
-    let rate = config.breaker.failure_rate;
-    if !(rate > 0.0 && rate <= 1.0) {
-        return Err(LoadError::invalid(
-            "breaker.failureRate",
-            "must be above 0 and at most 1",
-        ));
-    }
-    Ok(())
+/// The outcome of an attempt without an access token, which has not reached the service.
+fn token_unavailable(error: &TokenError) -> Outcome {
+    transient("token-unavailable", error.to_string())
 }
 
 #[cfg(test)]

@@ -370,6 +370,13 @@ impl Escape {
     }
 }
 
+/// The text in a form or a URL.
+pub(crate) fn percent_encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    Escape::Percent.push(text, &mut out);
+    out
+}
+
 fn push_json_string(text: &str, out: &mut String) {
     out.push('"');
     Escape::Json.push(text, out);
@@ -439,7 +446,7 @@ impl Text {
     }
 
     /// Whether no part of it depends on the request.
-    fn is_literal(&self) -> bool {
+    pub(crate) fn is_literal(&self) -> bool {
         self.first_placeholder().is_none()
     }
 

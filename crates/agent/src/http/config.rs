@@ -10,6 +10,8 @@ use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use waybill_units::DurationText;
 
+use super::auth::{AuthConfig, ServiceTlsConfig};
+
 /// A file of agents.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -35,6 +37,12 @@ pub struct HttpConfig {
     /// Scheme, authority and optionally a path: `https://stock.example/api`. `{name}` is replaced
     /// by a variable that the program supplies when it loads the file.
     pub base_url: String,
+    /// How the agent authenticates itself to the service. Default: not at all.
+    #[serde(default)]
+    pub auth: Option<AuthConfig>,
+    /// TLS, for `https://`.
+    #[serde(default)]
+    pub tls: ServiceTlsConfig,
     /// The request for each step without an entry in `steps`.
     #[serde(default)]
     pub request: Option<RequestConfig>,

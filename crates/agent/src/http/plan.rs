@@ -38,6 +38,15 @@ const RESERVED_HEADERS: [&str; 10] = [
     "upgrade",
 ];
 
+/// Headers whose values are credentials.
+const CREDENTIAL_HEADERS: [&str; 5] = [
+    "api-key",
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "x-auth-token",
+];
+
 /// All requests of an agent, with its base URL.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -102,6 +111,39 @@ impl Plan {
 
     pub(super) fn is_tls(&self) -> bool {
         self.base.scheme == Scheme::HTTPS
+    }
+
+    /// Whether the service is on this machine.
+    pub(super) fn is_this_machine(&self) -> bool {
+        is_this_machine(self.base.authority.host())
+    }
+
+    /// Refuses requests that set a header, which the agent itself sets.
+    pub(super) fn refuse_header(&self, header: &HeaderName) -> Result<(), LoadError> {
+        let why = || format!("`auth` sets the header {header}, too: remove one of them");
+        for (key, own) in [
+            ("idempotencyKeyHeader", &self.idempotency_key_header),
+            ("completeByHeader", &self.complete_by_header),
+        ] {
+            if own == header {
+                return Err(LoadError::invalid(key, why()));
+            }
+        }
+        let of_step = self.requests.of_step.values();
+        for actions in of_step.chain(&self.requests.of_any_step) {
+            for (suffix, plan) in [
+                ("", Some(&actions.run)),
+                (".compensate", actions.compensate.as_ref()),
+                (".probe", actions.probe.as_ref()),
+            ] {
+                let mut names = plan.into_iter().flat_map(|plan| &plan.headers);
+                if names.any(|(name, _)| name == header) {
+                    let key = format!("{}{suffix}.headers", actions.key);
+                    return Err(LoadError::invalid(key, why()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The request for an action of a step; `None` if this agent has none.
@@ -362,12 +404,14 @@ impl StepPlan {
                 .headers
                 .iter()
                 .map(|(name, value)| {
-                    let key = format!("{key}.headers");
-                    let value = Text::compile(value).map_err(|source| LoadError::Template {
-                        key: format!("{key}.{name}"),
+                    let key = format!("{key}.headers.{name}");
+                    let compiled = Text::compile(value).map_err(|source| LoadError::Template {
+                        key: key.clone(),
                         source,
                     })?;
-                    Ok((header_name(&key, name)?, value))
+                    let name = header_name(&key, name)?;
+                    refuse_credential(&key, &name, value, &compiled)?;
+                    Ok((name, compiled))
                 })
                 .collect::<Result<_, LoadError>>()?,
             body: config
@@ -381,7 +425,39 @@ impl StepPlan {
     }
 }
 
-fn header_name(key: &str, name: &str) -> Result<HeaderName, LoadError> {
+/// Whether a host is this machine.
+pub(super) fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    let address = address.parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Refuses a header whose value is a credential, or names an environment variable.
+fn refuse_credential(
+    key: &str,
+    name: &HeaderName,
+    template: &str,
+    value: &Text,
+) -> Result<(), LoadError> {
+    let is_of_environment = template.contains("${");
+    if is_of_environment || (CREDENTIAL_HEADERS.contains(&name.as_str()) && value.is_literal()) {
+        let what = match is_of_environment {
+            true => "`${...}` is not replaced in this file",
+            false => "holds a credential, which everybody who may read this file would know",
+        };
+        return Err(LoadError::invalid(
+            key,
+            format!(
+                "{what}. Put the credential into a file, and name that file under `http`: \
+                 `auth: {{ bearer: {{ tokenFile: /run/secrets/token }} }}`; instead of `bearer` also \
+                 `basic`, `apiKey` or `oauth2`"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn header_name(key: &str, name: &str) -> Result<HeaderName, LoadError> {
     HeaderName::from_bytes(name.as_bytes())
         .ok()
         .filter(|name| !RESERVED_HEADERS.contains(&name.as_str()))

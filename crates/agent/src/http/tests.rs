@@ -1,7 +1,7 @@
 //! The declarative agent against a service with scripted answers.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,6 +16,7 @@ use waybill_telemetry::chain;
 use super::*;
 use crate::testing::{StepRequestBuilder, attempt};
 
+mod auth;
 mod breaker;
 mod check;
 mod exchange;

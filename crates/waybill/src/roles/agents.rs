@@ -170,7 +170,10 @@ pub(crate) fn load_file(
     workflows: &Workflows,
 ) -> anyhow::Result<Loaded> {
     let file = AgentsFile::read(path)?;
-    load_from_file(path, &file, services, workflows)?;
+    // Without the files that the agents name: their secrets are on other machines.
+    let checked = file.check_settings(&variables(services));
+    let checked = checked.and_then(|()| file.check(workflows));
+    checked.map_err(|error| of_file(path, error.into()))?;
     let mut needed_inputs = NeededInputs::new();
     for workflow in workflows.iter() {
         for (field, steps) in file.needed_inputs(workflow)? {
@@ -203,13 +206,16 @@ fn load_from_file(
     services: &str,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
-    load_from(file, services, workflows).map_err(|error| {
-        let text = read_text(path).unwrap_or_default();
-        let refused = error.downcast_ref::<LoadError>();
-        let line = refused.and_then(|refused| refused.line(&text));
-        let line = line.map(|line| format!(":{line}")).unwrap_or_default();
-        error.context(format!("{}{line}", path.display()))
-    })
+    load_from(file, services, workflows).map_err(|error| of_file(path, error))
+}
+
+/// The error with its place in the file.
+fn of_file(path: &Path, error: anyhow::Error) -> anyhow::Error {
+    let text = read_text(path).unwrap_or_default();
+    let refused = error.downcast_ref::<LoadError>();
+    let line = refused.and_then(|refused| refused.line(&text));
+    let line = line.map(|line| format!(":{line}")).unwrap_or_default();
+    error.context(format!("{}{line}", path.display()))
 }
 
 fn load_from(
@@ -218,6 +224,10 @@ fn load_from(
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     file.check(workflows)?;
-    let variables = BTreeMap::from([("services".to_owned(), format!("http://{services}"))]);
-    Ok(file.load(&variables)?)
+    Ok(file.load(&variables(services))?)
+}
+
+/// The variables of agents.
+fn variables(services: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("services".to_owned(), format!("http://{services}"))])
 }
