@@ -21,7 +21,6 @@ mod load_error;
 mod place;
 mod plan;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -48,6 +47,7 @@ use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unk
 use crate::metrics::{ServiceMetrics, breaker_state};
 use crate::spans;
 use crate::template::Scope;
+pub use crate::template::Variables;
 use answer::{StatusRules, Verdict, retry_after};
 use auth::{Auth, AuthPlan, Credential, TokenError};
 use client::{Answer, BodyError, Client, SendError};
@@ -104,7 +104,7 @@ impl<'a> Checked<'a> {
     fn new(
         name: &'a str,
         config: &'a HttpConfig,
-        variables: &BTreeMap<String, String>,
+        variables: &Variables,
     ) -> Result<Self, LoadError> {
         check_settings(name, config)?;
         let auth = AuthPlan::compile(config)?;
@@ -180,11 +180,7 @@ impl HttpAgent {
     /// # Errors
     ///
     /// If its settings are invalid, or a file that they name is.
-    pub fn new(
-        name: &str,
-        config: &HttpConfig,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Self, LoadError> {
+    pub fn new(name: &str, config: &HttpConfig, variables: &Variables) -> Result<Self, LoadError> {
         Checked::new(name, config, variables)?.open()
     }
 

@@ -10,6 +10,7 @@
 
 mod body;
 mod path;
+mod variables;
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -22,6 +23,7 @@ use crate::raw;
 
 pub(crate) use body::Body;
 pub(crate) use path::Path;
+pub use variables::Variables;
 
 /// Why a template cannot be loaded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,12 +44,28 @@ pub enum TemplateError {
     },
     /// A placeholder that refers to no known value.
     #[error(
-        "`{{{{{placeholder}}}}}` is unknown: use input.<path>, results.<step>.<name>, operation, \
-         workflow, step, attempt, tenant, idempotencyKey or completeBy"
+        "`{{{{{placeholder}}}}}` is unknown: use input.<path>, results.<step>.<name>, vars.<name>, \
+         operation, workflow, step, attempt, tenant, idempotencyKey or completeBy"
     )]
     UnknownPlaceholder {
         /// The text between the braces.
         placeholder: String,
+    },
+    /// A variable without a value.
+    #[error("`{placeholder}` is an unknown variable; {known}")]
+    UnknownVariable {
+        /// The placeholder.
+        placeholder: String,
+        /// The known ones.
+        known: String,
+    },
+    /// A variable in a base URL without its closing braces.
+    #[error("`{open}` is not closed in {template:?}")]
+    UnclosedVariable {
+        /// The opening braces.
+        open: String,
+        /// The base URL.
+        template: String,
     },
     /// A path template that is not a safe absolute path.
     #[error("the path template {template:?} {why}")]
@@ -137,6 +155,9 @@ pub(crate) fn rfc3339(at: Timestamp) -> String {
         .to_string()
 }
 
+/// The variables by which placeholders are resolved; without them, each counts as known.
+pub(crate) type KnownVariables<'a> = Option<&'a Variables>;
+
 /// One `{{placeholder}}`.
 #[derive(Clone, PartialEq, Debug)]
 struct Placeholder {
@@ -152,6 +173,8 @@ enum Root {
     Input(Vec<Box<str>>),
     /// `step.name`, the key of a result.
     Result(Box<str>),
+    /// The value of a variable.
+    Variable(Box<str>),
     Operation,
     Workflow,
     Step,
@@ -182,7 +205,7 @@ impl<'a> Found<'a> {
 }
 
 impl Placeholder {
-    fn parse(inner: &str) -> Result<Self, TemplateError> {
+    fn parse(inner: &str, variables: KnownVariables<'_>) -> Result<Self, TemplateError> {
         let trimmed = inner.trim();
         let (name, optional) = match trimmed.strip_suffix('?') {
             Some(name) => (name, true),
@@ -200,6 +223,10 @@ impl Placeholder {
         let root = match (root, rest.len()) {
             ("input", _) => Root::Input(rest),
             ("results", 2) => Root::Result(rest.join(".").into()),
+            ("vars", 1) => Root::Variable(match variables {
+                Some(variables) => variables.configured(&rest[0])?.into(),
+                None => Box::default(),
+            }),
             ("operation", 0) => Root::Operation,
             ("workflow", 0) => Root::Workflow,
             ("step", 0) => Root::Step,
@@ -217,7 +244,7 @@ impl Placeholder {
     }
 
     /// The value; `None` if it is missing (or null) and the placeholder is optional.
-    fn find<'a>(&self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
+    fn find<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
         let request = scope.request;
         let found = match &self.root {
             Root::Input(path) => raw::find(scope.input()?, path)
@@ -228,6 +255,7 @@ impl Placeholder {
                 .iter()
                 .find(|(key, _)| **key == **name)
                 .map(|(_, value)| Found::Text(Cow::Borrowed(value))),
+            Root::Variable(value) => Some(Found::Text(Cow::Borrowed(value))),
             Root::Operation => Some(Found::Text(request.operation.to_string().into())),
             Root::Workflow => Some(Found::Text(Cow::Borrowed(&request.workflow))),
             Root::Step => Some(Found::Text(Cow::Borrowed(&request.step))),
@@ -313,7 +341,7 @@ fn refuse_single_braces(literal: &str) -> Result<(), TemplateError> {
         };
         // Other tools name input fields `request.NAME`.
         let is_of_request = inner.strip_prefix("request.").is_some_and(is_name);
-        if is_of_request || Placeholder::parse(inner).is_ok() {
+        if is_of_request || Placeholder::parse(inner, None).is_ok() {
             return Err(TemplateError::SingleBraces {
                 placeholder: inner.to_owned(),
             });
@@ -395,7 +423,10 @@ pub(crate) struct Text(Vec<Part>);
 
 impl Text {
     /// Compiles a template.
-    pub(crate) fn compile(template: &str) -> Result<Self, TemplateError> {
+    pub(crate) fn compile(
+        template: &str,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, TemplateError> {
         let mut parts = Vec::new();
         let mut rest = template;
         while let Some(start) = rest.find("{{") {
@@ -407,7 +438,10 @@ impl Text {
             let end = inner.find("}}").ok_or_else(|| TemplateError::Unclosed {
                 template: template.to_owned(),
             })?;
-            parts.push(Part::Placeholder(Placeholder::parse(&inner[..end])?));
+            parts.push(Part::Placeholder(Placeholder::parse(
+                &inner[..end],
+                variables,
+            )?));
             rest = &inner[end + 2..];
         }
         if !rest.is_empty() {
@@ -446,8 +480,14 @@ impl Text {
     }
 
     /// Whether no part of it depends on the request.
-    pub(crate) fn is_literal(&self) -> bool {
+    fn is_literal(&self) -> bool {
         self.first_placeholder().is_none()
+    }
+
+    /// Whether it is the same for every request.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.placeholders()
+            .all(|placeholder| matches!(placeholder.root, Root::Variable(_)))
     }
 
     /// The first placeholder, to name in a message.

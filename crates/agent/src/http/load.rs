@@ -1,6 +1,6 @@
 //! Loads the agents of a file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use super::auth::ServiceTlsConfig;
 use super::config::{AgentsFile, HttpConfig};
 use super::{Checked, HttpAgent, LoadError};
 use crate::handler::Handler;
+use crate::template::Variables;
 
 /// An agent's name and its handler, as [`Agents::start`](crate::Agents::start) takes them.
 pub type NamedHandler = (String, Arc<dyn Handler>);
@@ -37,15 +38,13 @@ impl AgentsFile {
         })
     }
 
-    /// Creates the agents, by name. `variables` provides the values of `{name}` in a `baseUrl`.
+    /// Creates the agents, by name. `variables` provides the values of placeholders that
+    /// are the same for every request.
     ///
     /// # Errors
     ///
     /// If an agent's settings are invalid, or two agents have the same name.
-    pub fn load(
-        &self,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Vec<NamedHandler>, LoadError> {
+    pub fn load(&self, variables: &Variables) -> Result<Vec<NamedHandler>, LoadError> {
         self.refuse_twins()?;
         self.agents
             .iter()
@@ -62,7 +61,7 @@ impl AgentsFile {
     /// # Errors
     ///
     /// As for [`load`](Self::load).
-    pub fn check_settings(&self, variables: &BTreeMap<String, String>) -> Result<(), LoadError> {
+    pub fn check_settings(&self, variables: &Variables) -> Result<(), LoadError> {
         self.refuse_twins()?;
         self.agents.iter().try_for_each(|agent| {
             let checked = Checked::new(&agent.name, &agent.http, variables);

@@ -12,7 +12,9 @@ use super::LoadError;
 use super::answer::Keep;
 use super::config::{HttpConfig, InverseConfig, RequestConfig};
 use crate::spans::TRACEPARENT;
-use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
+use crate::template::{
+    Body, KnownVariables, Path, RenderError, Scope, TemplateError, Text, Variables, rfc3339,
+};
 
 /// The allowed methods.
 const METHODS: [Method; 6] = [
@@ -94,10 +96,7 @@ pub(super) struct StepPlan {
 }
 
 impl Plan {
-    pub(super) fn compile(
-        config: &HttpConfig,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Self, LoadError> {
+    pub(super) fn compile(config: &HttpConfig, variables: &Variables) -> Result<Self, LoadError> {
         Ok(Self {
             base: Base::parse(&config.base_url, variables)?,
             idempotency_key_header: header_name(
@@ -105,7 +104,7 @@ impl Plan {
                 &config.idempotency_key_header,
             )?,
             complete_by_header: header_name("completeByHeader", &config.complete_by_header)?,
-            requests: Requests::compile(config)?,
+            requests: Requests::compile(config, Some(variables))?,
         })
     }
 
@@ -218,8 +217,12 @@ fn scope_header(placeholder: &str, value: &str) -> Result<HeaderValue, RenderErr
 }
 
 impl Base {
-    fn parse(text: &str, variables: &BTreeMap<String, String>) -> Result<Self, LoadError> {
-        let text = substitute(text, variables)?;
+    fn parse(text: &str, variables: &Variables) -> Result<Self, LoadError> {
+        let text = variables.substitute(text);
+        let text = text.map_err(|source| LoadError::Template {
+            key: "baseUrl".to_owned(),
+            source,
+        })?;
         let invalid = |why: &str| LoadError::invalid("baseUrl", format!("{text:?} {why}"));
         if text.contains(['?', '#']) {
             return Err(invalid("has a query or a fragment"));
@@ -247,39 +250,11 @@ impl Base {
     }
 }
 
-/// Replaces each `{name}` by its variable.
-fn substitute(text: &str, variables: &BTreeMap<String, String>) -> Result<String, LoadError> {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find('{') {
-        out.push_str(&rest[..start]);
-        let inner = &rest[start + 1..];
-        let Some(end) = inner.find('}') else {
-            return Err(LoadError::invalid(
-                "baseUrl",
-                format!("`{{` is not closed in {text:?}"),
-            ));
-        };
-        let name = &inner[..end];
-        let Some(value) = variables.get(name) else {
-            let known: Vec<&str> = variables.keys().map(String::as_str).collect();
-            return Err(LoadError::invalid(
-                "baseUrl",
-                format!(
-                    "`{{{name}}}` is an unknown variable; known variables: {}",
-                    known.join(", ")
-                ),
-            ));
-        };
-        out.push_str(value);
-        rest = &inner[end + 1..];
-    }
-    out.push_str(rest);
-    Ok(out)
-}
-
 impl Requests {
-    pub(super) fn compile(config: &HttpConfig) -> Result<Self, LoadError> {
+    pub(super) fn compile(
+        config: &HttpConfig,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, LoadError> {
         if config.request.is_none() && config.steps.is_empty() {
             return Err(LoadError::invalid(
                 "request",
@@ -290,13 +265,13 @@ impl Requests {
             of_any_step: config
                 .request
                 .as_ref()
-                .map(|request| Actions::compile("request", request))
+                .map(|request| Actions::compile("request", request, variables))
                 .transpose()?,
             of_step: config
                 .steps
                 .iter()
                 .map(|(step, request)| {
-                    let actions = Actions::compile(&format!("steps.{step}"), request)?;
+                    let actions = Actions::compile(&format!("steps.{step}"), request, variables)?;
                     Ok((step.clone(), actions))
                 })
                 .collect::<Result<_, LoadError>>()?,
@@ -319,7 +294,11 @@ impl Actions {
         }
     }
 
-    fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
+    fn compile(
+        key: &str,
+        config: &RequestConfig,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, LoadError> {
         let inverse = |name: &str, inverse: &InverseConfig, keep: &BTreeMap<String, String>| {
             let request = RequestConfig {
                 method: inverse.method.clone(),
@@ -330,12 +309,12 @@ impl Actions {
                 compensate: None,
                 probe: None,
             };
-            StepPlan::compile(&format!("{key}.{name}"), &request)
+            StepPlan::compile(&format!("{key}.{name}"), &request, variables)
         };
         let nothing = BTreeMap::new();
         Ok(Self {
             key: key.to_owned(),
-            run: StepPlan::compile(key, config)?,
+            run: StepPlan::compile(key, config, variables)?,
             compensate: config
                 .compensate
                 .as_ref()
@@ -380,7 +359,11 @@ impl StepPlan {
         needed
     }
 
-    fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
+    fn compile(
+        key: &str,
+        config: &RequestConfig,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, LoadError> {
         let template = |part: &str, source: TemplateError| LoadError::Template {
             key: format!("{key}.{part}"),
             source,
@@ -399,16 +382,18 @@ impl StepPlan {
                         ),
                     )
                 })?,
-            path: Path::compile(&config.path).map_err(|source| template("path", source))?,
+            path: Path::compile(&config.path, variables)
+                .map_err(|source| template("path", source))?,
             headers: config
                 .headers
                 .iter()
                 .map(|(name, value)| {
                     let key = format!("{key}.headers.{name}");
-                    let compiled = Text::compile(value).map_err(|source| LoadError::Template {
-                        key: key.clone(),
-                        source,
-                    })?;
+                    let compiled =
+                        Text::compile(value, variables).map_err(|source| LoadError::Template {
+                            key: key.clone(),
+                            source,
+                        })?;
                     let name = header_name(&key, name)?;
                     refuse_credential(&key, &name, value, &compiled)?;
                     Ok((name, compiled))
@@ -417,7 +402,7 @@ impl StepPlan {
             body: config
                 .body
                 .as_ref()
-                .map(Body::compile)
+                .map(|body| Body::compile(body, variables))
                 .transpose()
                 .map_err(|source| template("body", source))?,
             keep: Keep::compile(&format!("{key}.keep"), &config.keep)?,
@@ -440,7 +425,7 @@ fn refuse_credential(
     value: &Text,
 ) -> Result<(), LoadError> {
     let is_of_environment = template.contains("${");
-    if is_of_environment || (CREDENTIAL_HEADERS.contains(&name.as_str()) && value.is_literal()) {
+    if is_of_environment || (CREDENTIAL_HEADERS.contains(&name.as_str()) && value.is_fixed()) {
         let what = match is_of_environment {
             true => "`${...}` is not replaced in this file",
             false => "holds a credential, which everybody who may read this file would know",

@@ -23,6 +23,7 @@ mod exchange;
 mod http2;
 mod load;
 mod undo_and_probe;
+mod variables;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -117,8 +118,22 @@ fn agent(service: &str, rest: &str) -> HttpAgent {
 
 fn load(yaml: &str, service: &str) -> Result<HttpAgent, LoadError> {
     let file = AgentsFile::from_yaml(yaml)?;
-    let variables = BTreeMap::from([("service".to_owned(), service.to_owned())]);
-    HttpAgent::new(&file.agents[0].name, &file.agents[0].http, &variables)
+    HttpAgent::new(
+        &file.agents[0].name,
+        &file.agents[0].http,
+        &variables(service),
+    )
+}
+
+fn variables(service: &str) -> Variables {
+    let of = |pairs: &[(&str, &str)]| {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        pairs.iter().map(owned).collect()
+    };
+    Variables::new(
+        of(&[("service", service)]),
+        of(&[("payments", service), ("region", "eu/1"), ("empty", "")]),
+    )
 }
 
 fn indent(text: &str) -> String {

@@ -2,11 +2,10 @@
 
 mod function;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs};
+use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs, Variables};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls};
 use waybill_config::read_text;
 use waybill_drone_delivery::services::Caller;
@@ -93,12 +92,13 @@ pub(super) fn load(
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     let mut handlers = Vec::new();
+    let variables = variables(config, &services.address);
     if config.agents.built_in {
         match config.agents.built_in_calls {
             BuiltInCalls::Http => {
                 let file =
                     AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).context(BUILT_IN)?;
-                let loaded = load_from(&file, &services.address, workflows);
+                let loaded = load_from(&file, &variables, workflows);
                 handlers.extend(loaded.context(BUILT_IN)?);
             }
             BuiltInCalls::Function => {
@@ -111,7 +111,7 @@ pub(super) fn load(
     }
     for path in &config.agents.files {
         let file = AgentsFile::read(path).map_err(|error| error.of_key("agents.files"))?;
-        handlers.extend(load_from_file(path, &file, &services.address, workflows)?);
+        handlers.extend(load_from_file(path, &file, &variables, workflows)?);
     }
     Ok(handlers)
 }
@@ -166,12 +166,12 @@ pub(crate) struct Loaded {
 /// If the file cannot be read, or its agents are invalid or do not fit a workflow.
 pub(crate) fn load_file(
     path: &Path,
-    services: &str,
+    config: &Config,
     workflows: &Workflows,
 ) -> anyhow::Result<Loaded> {
     let file = AgentsFile::read(path)?;
     // Without the files that the agents name: their secrets are on other machines.
-    let checked = file.check_settings(&variables(services));
+    let checked = file.check_settings(&variables(config, &config.services.elsewhere()));
     let checked = checked.and_then(|()| file.check(workflows));
     checked.map_err(|error| of_file(path, error.into()))?;
     let mut needed_inputs = NeededInputs::new();
@@ -203,10 +203,10 @@ fn names_of(file: &AgentsFile) -> Vec<String> {
 fn load_from_file(
     path: &Path,
     file: &AgentsFile,
-    services: &str,
+    variables: &Variables,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
-    load_from(file, services, workflows).map_err(|error| of_file(path, error))
+    load_from(file, variables, workflows).map_err(|error| of_file(path, error))
 }
 
 /// The error with its place in the file.
@@ -220,14 +220,15 @@ fn of_file(path: &Path, error: anyhow::Error) -> anyhow::Error {
 
 fn load_from(
     file: &AgentsFile,
-    services: &str,
+    variables: &Variables,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     file.check(workflows)?;
-    Ok(file.load(&variables(services))?)
+    Ok(file.load(variables)?)
 }
 
-/// The variables of agents.
-fn variables(services: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([("services".to_owned(), format!("http://{services}"))])
+/// The variables of agents: the address of the simulated services, and those of the configuration.
+fn variables(config: &Config, services: &str) -> Variables {
+    let program = [("services".to_owned(), format!("http://{services}"))];
+    Variables::new(program.into(), config.variables.clone())
 }

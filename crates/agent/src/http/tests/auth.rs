@@ -509,7 +509,7 @@ fn what_cannot_authenticate_is_refused_with_the_line_of_the_key() {
         );
         let file = AgentsFile::from_yaml(&yaml).unwrap_or_else(|error| panic!("{yaml}\n{error}"));
         let error = file
-            .load(&BTreeMap::new())
+            .load(&Variables::default())
             .err()
             .unwrap_or_else(|| panic!("{yaml}"));
         let message = chain(&error);
@@ -543,6 +543,6 @@ fn the_settings_of_a_file_can_be_checked_without_its_secrets() {
         indent(PUT)
     );
     let file = AgentsFile::from_yaml(&yaml).unwrap();
-    file.check_settings(&BTreeMap::new()).unwrap();
-    assert!(file.load(&BTreeMap::new()).is_err());
+    file.check_settings(&Variables::default()).unwrap();
+    assert!(file.load(&Variables::default()).is_err());
 }
