@@ -7,30 +7,33 @@
 //!   the request may have left is [`Outcome::Unknown`].
 //! * No value of an operation changes the host that is called, or adds a path segment or a header.
 //!
-//! Deliberately absent: redirects, cookies, proxies from the environment, and bodies other than
+//! Deliberately absent: cookies, proxies from the environment, and bodies other than
 //! JSON.
 
 mod answer;
 mod auth;
 mod check;
+mod checked;
 mod client;
 mod config;
+mod exchanged;
 mod last_answer;
 mod load;
 mod load_error;
 mod place;
 mod plan;
+mod redirects;
 
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use hyper::{Request, StatusCode};
+use hyper::{Request, Uri};
 use tokio::time::{Instant, sleep, timeout_at};
 use waybill_engine::{Action, Outcome, murmur2};
-use waybill_tls::ClientTls;
 use waybill_units::backoff;
 
+pub use answer::{AnswerOutcome, AnswerRuleConfig, Expected};
 pub use auth::{
     ApiKeyConfig, AuthConfig, BasicConfig, BearerConfig, ClientAuth, Oauth2Config, ServiceTlsConfig,
 };
@@ -41,19 +44,22 @@ pub use config::{
 };
 pub use load::NamedHandler;
 pub use load_error::LoadError;
+pub use redirects::RedirectsConfig;
 
-use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
-use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
-use crate::metrics::{ServiceMetrics, breaker_state};
+use crate::breaker::{Breaker, Called};
+use crate::handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
+use crate::metrics::ServiceMetrics;
 use crate::spans;
 use crate::template::Scope;
 pub use crate::template::Variables;
 use answer::{StatusRules, Verdict, retry_after};
-use auth::{Auth, AuthPlan, Credential, TokenError};
+use auth::{Auth, Credential, TokenError};
+use checked::Checked;
 use client::{Answer, BodyError, Client, SendError};
+use exchanged::{Exchanged, Health, Sent};
 use last_answer::LastAnswer;
-use load::{check_settings, client_tls};
 use plan::{Plan, StepPlan};
+use redirects::Redirect;
 
 /// An agent that performs each step as one HTTP exchange.
 #[derive(Debug)]
@@ -62,6 +68,9 @@ pub struct HttpAgent {
     rules: StatusRules,
     auth: Auth,
     client: Client,
+    redirects: Option<RedirectsConfig>,
+    /// The scheme and the host of the service.
+    service_url: Uri,
     breaker: Breaker,
     service: ServiceMetrics,
     last_answer: LastAnswer,
@@ -69,109 +78,6 @@ pub struct HttpAgent {
     timeout: Duration,
     concurrency_max: usize,
     response_bytes_max: usize,
-}
-
-/// An agent whose settings are checked, before any file is read that they name.
-#[derive(Debug)]
-struct Checked<'a> {
-    name: &'a str,
-    config: &'a HttpConfig,
-    plan: Plan,
-    rules: StatusRules,
-    auth: AuthPlan,
-}
-
-/// The result of one exchange.
-struct Exchanged {
-    outcome: Outcome,
-    /// The wait that the service asks for.
-    retry_after: Option<Duration>,
-    /// What it says about the service.
-    health: Health,
-}
-
-/// What the result of an exchange says about the service.
-enum Health {
-    /// What the outcome says.
-    OfOutcome,
-    /// It is healthy, whatever the outcome is.
-    Healthy,
-    /// Nothing: complete-by passed before the service had sufficient time to answer.
-    CutShort,
-}
-
-impl<'a> Checked<'a> {
-    fn new(
-        name: &'a str,
-        config: &'a HttpConfig,
-        variables: &Variables,
-    ) -> Result<Self, LoadError> {
-        check_settings(name, config)?;
-        let auth = AuthPlan::compile(config)?;
-        let plan = Plan::compile(config, variables)?;
-        if config.http2 && plan.is_tls() {
-            return Err(LoadError::invalid(
-                "http2",
-                "requires a service that offers HTTP/2 without TLS",
-            ));
-        }
-        if !plan.is_tls() && config.tls != ServiceTlsConfig::default() {
-            return Err(LoadError::invalid(
-                "tls",
-                "requires a baseUrl with https://",
-            ));
-        }
-        if let Some(header) = auth.header() {
-            plan.refuse_header(header)?;
-        }
-        Ok(Self {
-            name,
-            config,
-            plan,
-            rules: StatusRules::compile(config)?,
-            auth,
-        })
-    }
-
-    /// Reads the files, and creates the agent.
-    fn open(self) -> Result<HttpAgent, LoadError> {
-        let Self { name, config, .. } = self;
-        let tls = match self.plan.is_tls() {
-            true => Some(
-                ClientTls::open(format!("agent {name}: tls"), &client_tls(&config.tls))
-                    .map_err(|refused| LoadError::invalid("tls", refused.problem))?,
-            ),
-            false => None,
-        };
-        if self.auth.header().is_some() && !self.plan.is_tls() && !self.plan.is_this_machine() {
-            tracing::warn!(
-                agent = name,
-                "the agent's credential is sent without TLS: its baseUrl begins with http://"
-            );
-        }
-        Ok(HttpAgent {
-            rules: self.rules,
-            auth: self.auth.open(name)?,
-            client: Client::new(config, tls),
-            breaker: Breaker::new(
-                name,
-                BreakerSettings {
-                    failure_rate: config.breaker.failure_rate,
-                    calls: config.breaker.calls,
-                    open_for: config.breaker.open_for,
-                    half_open_calls: config.breaker.half_open_calls,
-                },
-                breaker_state(name),
-            ),
-            service: ServiceMetrics::new(name),
-            last_answer: LastAnswer::new(),
-            plan: self.plan,
-            retries: config.retries.clone(),
-            timeout: config.timeout,
-            concurrency_max: config.concurrency_max,
-            response_bytes_max: config.response_bytes_max,
-        })
-    }
 }
 
 impl HttpAgent {
@@ -274,7 +180,7 @@ impl HttpAgent {
             return self.judge(step, sent, call, started);
         };
         let mut sent = self.send(request.clone(), Some(&credential), call).await;
-        if sent.status() == Some(StatusCode::UNAUTHORIZED) {
+        if sent.is_unauthorized() {
             match self.auth.another(&credential).await {
                 Ok(Some(another)) => {
                     credential = another;
@@ -304,36 +210,74 @@ impl HttpAgent {
         let span = spans::of_call(&mut request);
         let began = Instant::now();
         let until = call.deadline.min(began + self.timeout);
-        let answer = self
-            .client
-            .exchange(request, until, self.response_bytes_max);
-        let mut answer = timeout_at(until, answer).await.ok();
-        let ended = Instant::now();
-        if let (Some(credential), Some(Ok(answer))) = (credential, &mut answer)
+        let exchange = self.follow(request, credential, until);
+        let mut sent = timeout_at(until, exchange).await.unwrap_or_default();
+        sent.ended = Instant::now();
+        if let (Some(credential), Some(Ok(answer))) = (credential, &mut sent.answer)
             && let Ok(body) = &mut answer.body
         {
             *body = credential.redact(std::mem::take(body));
         }
-        let sent = Sent { answer, ended };
         let status = sent.status().map(|status| status.as_u16());
-        self.service.count(status, ended - began);
+        self.service.count(status, sent.ended - began);
         if let Some(span) = span {
             spans::called(span, status);
         }
         sent
     }
 
-    fn judge(
+    /// Sends the request, and again wherever redirects lead that the agent follows.
+    async fn follow(
         &self,
-        step: &StepPlan,
-        Sent { answer, ended }: Sent,
-        call: &StepCall,
-        started: Instant,
-    ) -> Exchanged {
-        let outcome = match answer {
+        mut request: Request<bytes::Bytes>,
+        credential: Option<&Credential>,
+        until: Instant,
+    ) -> Sent {
+        let bytes_max = self.response_bytes_max;
+        let Some(redirects) = &self.redirects else {
+            let answer = self.client.exchange(request, until, bytes_max).await;
+            return Sent::of(answer);
+        };
+        let mut sent = Sent::default();
+        for followed in 0.. {
+            let exchange = self.client.exchange(request.clone(), until, bytes_max);
+            let answer = exchange.await;
+            let next = answer.as_ref().ok().and_then(|Answer { head, .. }| {
+                redirects.next(
+                    &self.service_url,
+                    &request,
+                    (head.status, &head.headers),
+                    followed,
+                )
+            });
+            sent.answer = Some(answer);
+            match next {
+                Some(Redirect::To(next, is_elsewhere)) => {
+                    request = *next;
+                    sent.is_elsewhere |= is_elsewhere;
+                    if sent.is_elsewhere
+                        && let Some(credential) = credential
+                    {
+                        credential.remove_from(&mut request);
+                    }
+                }
+                Some(Redirect::Refused(why)) => {
+                    sent.redirect_refused = Some(why);
+                    break;
+                }
+                None => break,
+            }
+        }
+        sent
+    }
+
+    fn judge(&self, step: &StepPlan, sent: Sent, call: &StepCall, started: Instant) -> Exchanged {
+        let ended = sent.ended;
+        let outcome = match sent.answer {
             Some(Ok(answer)) => {
                 self.last_answer.note(ended);
-                return self.classify(step, call.request.action, answer);
+                let refused = sent.redirect_refused.as_deref();
+                return self.classify(step, call.request.action, answer, refused);
             }
             Some(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
@@ -363,18 +307,22 @@ impl HttpAgent {
         }
     }
 
-    fn classify(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {
-        let Answer { head, body } = answer;
-        let verdict = self.rules.verdict(head.status, action);
-        let outcome = match (verdict, body) {
+    fn classify(
+        &self,
+        step: &StepPlan,
+        action: Action,
+        Answer { head, body }: Answer,
+        redirect_refused: Option<&str>,
+    ) -> Exchanged {
+        let text = body.as_deref().ok();
+        let meaning = self
+            .rules
+            .meaning(action, (&step.answers, &step.keep), &head, text);
+        let outcome = match (meaning.verdict, &body) {
             (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
-            (Verdict::Absent, _) => Outcome::Success {
-                outputs: Vec::new(),
-            },
-            (Verdict::Success, _) if step.keep.is_empty() => Outcome::Success {
-                outputs: Vec::new(),
-            },
-            (Verdict::Success, Ok(body)) => step.keep.outcome(&body),
+            (Verdict::Absent, _) => success(Vec::new()),
+            (Verdict::Success, _) if meaning.keep.is_empty() => success(Vec::new()),
+            (Verdict::Success, Ok(body)) => meaning.keep.outcome(body),
             (Verdict::Success, Err(BodyError::TooLarge)) => unknown(
                 "answer-too-large",
                 format!(
@@ -386,9 +334,13 @@ impl HttpAgent {
                 "answer-incomplete",
                 format!("the service's response is incomplete: {error}"),
             ),
-            (failure, body) => self
-                .rules
-                .failure(failure, head.status, body.as_deref().ok()),
+            _ => match redirect_refused.filter(|_| !meaning.is_by_rule) {
+                Some(why) => permanent(
+                    "redirect-refused",
+                    format!("the service answered {}, not followed: {why}", head.status),
+                ),
+                None => self.rules.failure(&meaning, &head, text),
+            },
         };
         Exchanged {
             retry_after: retry_after(&head.headers),
@@ -412,50 +364,6 @@ impl Handler for HttpAgent {
 
     fn concurrency_max(&self) -> usize {
         self.concurrency_max
-    }
-}
-
-/// A request that was sent.
-struct Sent {
-    /// `None` if there was none in time.
-    answer: Option<Result<Answer, SendError>>,
-    ended: Instant,
-}
-
-impl Sent {
-    fn status(&self) -> Option<StatusCode> {
-        match &self.answer {
-            Some(Ok(answer)) => Some(answer.head.status),
-            Some(Err(_)) | None => None,
-        }
-    }
-}
-
-impl Exchanged {
-    fn of(outcome: Outcome) -> Self {
-        Self {
-            outcome,
-            retry_after: None,
-            health: Health::OfOutcome,
-        }
-    }
-
-    /// How it counts for the circuit breaker.
-    fn judge(self) -> Judged<Self> {
-        match (&self.health, &self.outcome) {
-            (Health::CutShort, _) => Judged::CutShort(self),
-            (Health::OfOutcome, Outcome::Transient { .. } | Outcome::Unknown { .. }) => {
-                Judged::Failure(self)
-            }
-            (Health::Healthy, _)
-            | (
-                Health::OfOutcome,
-                Outcome::Success { .. }
-                | Outcome::Permanent { .. }
-                | Outcome::NotPerformed
-                | Outcome::NotAttempted { .. },
-            ) => Judged::Healthy(self),
-        }
     }
 }
 

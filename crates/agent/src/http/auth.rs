@@ -269,6 +269,10 @@ impl Credential {
         headers.insert(self.header.clone(), self.value.clone());
     }
 
+    pub(super) fn remove_from(&self, request: &mut Request<Bytes>) {
+        request.headers_mut().remove(&self.header);
+    }
+
     /// The body of a response, without the secrets, which a service may have repeated.
     pub(super) fn redact(&self, body: Bytes) -> Bytes {
         let text = String::from_utf8_lossy(&body);

@@ -18,6 +18,7 @@ use waybill_telemetry::chain;
 use waybill_tls::ClientTls;
 
 use self::connector::Connector;
+pub(super) use self::connector::ServiceTls;
 use self::http2::Http2;
 use super::config::HttpConfig;
 
@@ -90,7 +91,7 @@ fn tcp(connect_timeout: Duration) -> HttpConnector {
 
 impl Client {
     /// The client of one service. `tls` is for one at `https://`.
-    pub(super) fn new(config: &HttpConfig, tls: Option<ClientTls>) -> Self {
+    pub(super) fn new(config: &HttpConfig, tls: Option<ServiceTls>) -> Self {
         let tcp = tcp(config.connect_timeout);
         if config.http2 {
             return Self::Http2(Http2::new(tcp, config.pool.idle_for));
@@ -103,8 +104,7 @@ impl Client {
             .pool_max_idle_per_host(config.pool.idle_max.unwrap_or(config.concurrency_max));
         match tls {
             Some(tls) => {
-                let connector = Connector::new(tcp, tls, config.connect_timeout)
-                    .with_server_name(config.tls.server_name.as_deref());
+                let connector = Connector::of_service(tcp, tls, config.connect_timeout);
                 Self::Tls(builder.build(connector))
             }
             None => Self::Plain(builder.build(tcp)),

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_config::FileError;
-use waybill_tls::ClientTlsConfig;
 
-use super::auth::ServiceTlsConfig;
 use super::config::{AgentsFile, HttpConfig};
 use super::{Checked, HttpAgent, LoadError};
 use crate::handler::Handler;
@@ -144,12 +142,4 @@ fn is_host(name: &str) -> bool {
         && name.len() <= 253
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
     is_address || is_name
-}
-
-/// The files of `tls`.
-pub(super) fn client_tls(config: &ServiceTlsConfig) -> ClientTlsConfig {
-    ClientTlsConfig {
-        ca_file: config.ca_file.clone(),
-        identity: config.cert_file.clone().zip(config.key_file.clone()),
-    }
 }

@@ -9,7 +9,7 @@ use hyper::{HeaderMap, Method, Request, Uri};
 use waybill_engine::Action;
 
 use super::LoadError;
-use super::answer::Keep;
+use super::answer::{AnswerRule, Keep, RulesOf};
 use super::config::{HttpConfig, InverseConfig, RequestConfig};
 use crate::spans::TRACEPARENT;
 use crate::template::{
@@ -41,7 +41,7 @@ const RESERVED_HEADERS: [&str; 10] = [
 ];
 
 /// Headers whose values are credentials.
-const CREDENTIAL_HEADERS: [&str; 5] = [
+pub(super) const CREDENTIAL_HEADERS: [&str; 5] = [
     "api-key",
     "authorization",
     "proxy-authorization",
@@ -93,6 +93,7 @@ pub(super) struct StepPlan {
     headers: Vec<(HeaderName, Text)>,
     body: Option<Body>,
     pub(super) keep: Keep,
+    pub(super) answers: Vec<AnswerRule>,
 }
 
 impl Plan {
@@ -110,6 +111,16 @@ impl Plan {
 
     pub(super) fn is_tls(&self) -> bool {
         self.base.scheme == Scheme::HTTPS
+    }
+
+    /// The scheme and the host of the service.
+    pub(super) fn service(&self) -> Uri {
+        let uri = Uri::builder()
+            .scheme(self.base.scheme.clone())
+            .authority(self.base.authority.clone())
+            .path_and_query("/");
+        uri.build()
+            .expect("scheme, authority and path are all given")
     }
 
     /// Whether the service is on this machine.
@@ -306,15 +317,16 @@ impl Actions {
                 headers: inverse.headers.clone(),
                 body: inverse.body.clone(),
                 keep: keep.clone(),
+                answers: inverse.answers.clone(),
                 compensate: None,
                 probe: None,
             };
-            StepPlan::compile(&format!("{key}.{name}"), &request, variables)
+            StepPlan::compile(&format!("{key}.{name}"), &request, variables, true)
         };
         let nothing = BTreeMap::new();
         Ok(Self {
             key: key.to_owned(),
-            run: StepPlan::compile(key, config, variables)?,
+            run: StepPlan::compile(key, config, variables, false)?,
             compensate: config
                 .compensate
                 .as_ref()
@@ -363,6 +375,7 @@ impl StepPlan {
         key: &str,
         config: &RequestConfig,
         variables: KnownVariables<'_>,
+        may_be_absent: bool,
     ) -> Result<Self, LoadError> {
         let template = |part: &str, source: TemplateError| LoadError::Template {
             key: format!("{key}.{part}"),
@@ -406,6 +419,12 @@ impl StepPlan {
                 .transpose()
                 .map_err(|source| template("body", source))?,
             keep: Keep::compile(&format!("{key}.keep"), &config.keep)?,
+            answers: RulesOf {
+                key: &format!("{key}.answers"),
+                keep: &config.keep,
+                may_be_absent,
+            }
+            .compile(&config.answers)?,
         })
     }
 }

@@ -16,6 +16,7 @@ use waybill_telemetry::chain;
 use super::*;
 use crate::testing::{StepRequestBuilder, attempt};
 
+mod answers;
 mod auth;
 mod breaker;
 mod check;

@@ -12,18 +12,68 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 use tower_service::Service;
-use waybill_tls::{ClientTls, Stream};
+use waybill_tls::{ClientTls, ClientTlsConfig, Stream};
+
+use crate::http::LoadError;
+use crate::http::auth::ServiceTlsConfig;
+use crate::http::redirects::is_same;
 
 /// Why there is no connection.
 type ConnectError = Box<dyn std::error::Error + Send + Sync>;
+
+/// TLS with a service, and with the hosts that it redirects to.
+#[derive(Debug)]
+pub(in crate::http) struct ServiceTls {
+    own: OwnTls,
+    elsewhere: ClientTls,
+}
+
+#[derive(Debug)]
+struct OwnTls {
+    url: Uri,
+    tls: ClientTls,
+    /// The name that the certificate must have, if it is not the host of the URL.
+    server_name: Option<String>,
+}
+
+impl ServiceTls {
+    /// Reads the files of an agent. Only its service is shown the agent's certificate.
+    pub(in crate::http) fn open(
+        agent: &str,
+        config: &ServiceTlsConfig,
+        service: &Uri,
+    ) -> Result<Self, LoadError> {
+        let open = |identity| {
+            let files = ClientTlsConfig {
+                ca_file: config.ca_file.clone(),
+                identity,
+            };
+            ClientTls::open(format!("agent {agent}: tls"), &files)
+                .map_err(|refused| LoadError::invalid("tls", refused.problem))
+        };
+        let identity = config.cert_file.clone().zip(config.key_file.clone());
+        let elsewhere = open(None)?;
+        Ok(Self {
+            own: OwnTls {
+                url: service.clone(),
+                tls: match identity.is_some() {
+                    true => open(identity)?,
+                    false => elsewhere.clone(),
+                },
+                server_name: config.server_name.clone(),
+            },
+            elsewhere,
+        })
+    }
+}
 
 /// Connects to servers, with TLS for `https://`.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Connector {
     tcp: HttpConnector,
     tls: ClientTls,
-    /// The name that certificates must have, if it is not the host of the URL.
-    server_name: Option<Arc<str>>,
+    /// The one server to show a certificate to, if there is one.
+    service: Option<Arc<OwnTls>>,
     /// The protocols to offer (ALPN), each after its length.
     protocols: &'static [u8],
     /// How long a handshake may take.
@@ -36,15 +86,18 @@ impl Connector {
         Self {
             tcp,
             tls,
-            server_name: None,
+            service: None,
             protocols: b"\x08http/1.1",
             handshake_timeout,
         }
     }
 
-    pub(super) fn with_server_name(mut self, name: Option<&str>) -> Self {
-        self.server_name = name.map(Into::into);
-        self
+    /// The connector to a service, and to the hosts that it redirects to.
+    pub(super) fn of_service(tcp: HttpConnector, tls: ServiceTls, timeout: Duration) -> Self {
+        Self {
+            service: Some(Arc::new(tls.own)),
+            ..Self::new(tcp, tls.elsewhere, timeout)
+        }
     }
 
     async fn connect(mut self, uri: Uri) -> Result<TokioIo<Stream>, ConnectError> {
@@ -53,8 +106,12 @@ impl Connector {
             return Ok(TokioIo::new(Stream::Plain(socket)));
         }
         let host = uri.host().unwrap_or_default();
-        let name = self.server_name.as_deref().unwrap_or(host);
-        let handshake = self.tls.connect(socket, name, self.protocols);
+        let own = self.service.filter(|service| is_same(&service.url, &uri));
+        let (tls, name) = match &own {
+            Some(own) => (&own.tls, own.server_name.as_deref().unwrap_or(host)),
+            None => (&self.tls, host),
+        };
+        let handshake = tls.connect(socket, name, self.protocols);
         let stream = timeout(self.handshake_timeout, handshake).await;
         let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
         Ok(TokioIo::new(stream?))
