@@ -23,6 +23,7 @@ mod load_error;
 mod place;
 mod plan;
 mod redirects;
+mod trial;
 
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ pub use config::{
 pub use load::NamedHandler;
 pub use load_error::LoadError;
 pub use redirects::RedirectsConfig;
+pub use trial::{ShownAnswer, ShownRequest, Trial, TrialError};
 
 use crate::breaker::{Breaker, Called};
 use crate::handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
@@ -165,8 +167,7 @@ impl HttpAgent {
         wait.max(asked.unwrap_or_default())
     }
 
-    /// Sends one request of an attempt, and judges the answer, within the remaining time. If the
-    /// service refuses the credential, the request is sent once more with another one.
+    /// Sends one request of an attempt, and judges the answer, within the remaining time.
     async fn exchange(
         &self,
         step: &StepPlan,
@@ -175,27 +176,34 @@ impl HttpAgent {
         call: &StepCall,
         started: Instant,
     ) -> Exchanged {
-        let Some(mut credential) = credential else {
-            let sent = self.send(request, None, call).await;
-            return self.judge(step, sent, call, started);
-        };
-        let mut sent = self.send(request.clone(), Some(&credential), call).await;
-        if sent.is_unauthorized() {
-            match self.auth.another(&credential).await {
-                Ok(Some(another)) => {
-                    credential = another;
-                    sent = self.send(request, Some(&credential), call).await;
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    return Exchanged {
-                        health: Health::Healthy,
-                        ..Exchanged::of(token_unavailable(&error))
-                    };
-                }
-            }
+        match self.send_authenticated(request, credential, call).await {
+            Ok(sent) => self.judge(step, sent, call, started),
+            Err(error) => Exchanged {
+                health: Health::Healthy,
+                ..Exchanged::of(token_unavailable(&error))
+            },
         }
-        self.judge(step, sent, call, started)
+    }
+
+    /// Sends a request. If the service refuses the credential, it is sent once more with another
+    /// one.
+    async fn send_authenticated(
+        &self,
+        request: Request<bytes::Bytes>,
+        credential: Option<Credential>,
+        call: &StepCall,
+    ) -> Result<Sent, TokenError> {
+        let Some(credential) = credential else {
+            return Ok(self.send(request, None, call).await);
+        };
+        let sent = self.send(request.clone(), Some(&credential), call).await;
+        if !sent.is_unauthorized() {
+            return Ok(sent);
+        }
+        Ok(match self.auth.another(&credential).await? {
+            Some(another) => self.send(request, Some(&another), call).await,
+            None => sent,
+        })
     }
 
     async fn send(

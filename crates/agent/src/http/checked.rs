@@ -17,9 +17,9 @@ use crate::template::Variables;
 pub(super) struct Checked<'a> {
     name: &'a str,
     config: &'a HttpConfig,
-    plan: Plan,
+    pub(super) plan: Plan,
     rules: StatusRules,
-    auth: AuthPlan,
+    pub(super) auth: AuthPlan,
 }
 
 impl<'a> Checked<'a> {
@@ -31,12 +31,6 @@ impl<'a> Checked<'a> {
         check_settings(name, config)?;
         let auth = AuthPlan::compile(config)?;
         let plan = Plan::compile(config, variables)?;
-        if config.http2 && plan.is_tls() {
-            return Err(LoadError::invalid(
-                "http2",
-                "requires a service that offers HTTP/2 without TLS",
-            ));
-        }
         if !plan.is_tls() && config.tls != ServiceTlsConfig::default() {
             return Err(LoadError::invalid(
                 "tls",
@@ -45,8 +39,9 @@ impl<'a> Checked<'a> {
         }
         if let Some(redirects) = &config.redirects {
             redirects.check()?;
-            if config.http2 {
-                return Err(LoadError::invalid("redirects", "cannot be used with http2"));
+            if config.http2 && !plan.is_tls() {
+                let why = "cannot be used with http2 and http://";
+                return Err(LoadError::invalid("redirects", why));
             }
         }
         if let Some(header) = auth.header() {
@@ -78,7 +73,7 @@ impl<'a> Checked<'a> {
         Ok(HttpAgent {
             rules: self.rules,
             auth: self.auth.open(name)?,
-            client: Client::new(config, tls),
+            client: Client::new(config, self.plan.is_tls(), tls),
             redirects: config.redirects.clone(),
             service_url,
             breaker: Breaker::new(

@@ -3,6 +3,7 @@
 mod connector;
 mod http2;
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -90,10 +91,10 @@ fn tcp(connect_timeout: Duration) -> HttpConnector {
 }
 
 impl Client {
-    /// The client of one service. `tls` is for one at `https://`.
-    pub(super) fn new(config: &HttpConfig, tls: Option<ServiceTls>) -> Self {
+    /// The client of one service, at `https://` or not. `tls` is for it, and for redirects.
+    pub(super) fn new(config: &HttpConfig, is_tls: bool, tls: Option<ServiceTls>) -> Self {
         let tcp = tcp(config.connect_timeout);
-        if config.http2 {
+        if config.http2 && !is_tls {
             return Self::Http2(Http2::new(tcp, config.pool.idle_for));
         }
         let mut builder = Builder::new(TokioExecutor::new());
@@ -104,7 +105,7 @@ impl Client {
             .pool_max_idle_per_host(config.pool.idle_max.unwrap_or(config.concurrency_max));
         match tls {
             Some(tls) => {
-                let connector = Connector::of_service(tcp, tls, config.connect_timeout);
+                let connector = Connector::of_service(tcp, tls, config);
                 Self::Tls(builder.build(connector))
             }
             None => Self::Plain(builder.build(tcp)),
@@ -134,11 +135,24 @@ async fn read_answer(
 ) -> Result<Answer, SendError> {
     let answer = answer.map_err(|error| match error.is_connect() {
         true => SendError::Unconnected(chain(&error)),
+        false if is_unread(&error) => SendError::Unread(chain(&error)),
         false => SendError::BrokeOff(chain(&error)),
     })?;
     let (head, body) = answer.into_parts();
     let body = read_body(body, bytes_max).await;
     Ok(Answer { head, body })
+}
+
+/// Whether the service did certainly not process the request, over HTTP/2.
+fn is_unread(error: &legacy::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.downcast_ref().is_some_and(http2::is_unread) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 async fn read_body(mut body: Incoming, bytes_max: usize) -> Result<Bytes, BodyError> {

@@ -88,7 +88,8 @@ pub struct HttpConfig {
     /// The largest answer, in bytes, that is read for its values or its error. Default: 65536.
     #[serde(default = "default_response_bytes_max")]
     pub response_bytes_max: usize,
-    /// Speak HTTP/2 without negotiation (over `http://`: with prior knowledge). Default: false.
+    /// Speak HTTP/2: over `http://` with prior knowledge, over `https://` if the service chooses it.
+    /// Default: false.
     #[serde(default)]
     pub http2: bool,
     /// The connection pool.

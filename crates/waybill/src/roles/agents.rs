@@ -171,7 +171,7 @@ pub(crate) fn load_file(
 ) -> anyhow::Result<Loaded> {
     let file = AgentsFile::read(path)?;
     // Without the files that the agents name: their secrets are on other machines.
-    let checked = file.check_settings(&variables(config, &config.services.elsewhere()));
+    let checked = file.check_settings(&variables_of(config));
     let checked = checked.and_then(|()| file.check(workflows));
     checked.map_err(|error| of_file(path, error.into()))?;
     let mut needed_inputs = NeededInputs::new();
@@ -225,6 +225,11 @@ fn load_from(
 ) -> anyhow::Result<Vec<NamedHandler>> {
     file.check(workflows)?;
     Ok(file.load(variables)?)
+}
+
+/// The variables of agents whose services run elsewhere.
+pub(crate) fn variables_of(config: &Config) -> Variables {
+    variables(config, &config.services.elsewhere())
 }
 
 /// The variables of agents: the address of the simulated services, and those of the configuration.

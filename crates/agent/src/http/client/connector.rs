@@ -16,7 +16,11 @@ use waybill_tls::{ClientTls, ClientTlsConfig, Stream};
 
 use crate::http::LoadError;
 use crate::http::auth::ServiceTlsConfig;
+use crate::http::config::HttpConfig;
 use crate::http::redirects::is_same;
+
+/// The offer of HTTP/1.1 alone (ALPN).
+const HTTP1: &[u8] = b"\x08http/1.1";
 
 /// Why there is no connection.
 type ConnectError = Box<dyn std::error::Error + Send + Sync>;
@@ -87,16 +91,20 @@ impl Connector {
             tcp,
             tls,
             service: None,
-            protocols: b"\x08http/1.1",
+            protocols: HTTP1,
             handshake_timeout,
         }
     }
 
     /// The connector to a service, and to the hosts that it redirects to.
-    pub(super) fn of_service(tcp: HttpConnector, tls: ServiceTls, timeout: Duration) -> Self {
+    pub(super) fn of_service(tcp: HttpConnector, tls: ServiceTls, config: &HttpConfig) -> Self {
         Self {
             service: Some(Arc::new(tls.own)),
-            ..Self::new(tcp, tls.elsewhere, timeout)
+            protocols: match config.http2 {
+                true => b"\x02h2\x08http/1.1",
+                false => HTTP1,
+            },
+            ..Self::new(tcp, tls.elsewhere, config.connect_timeout)
         }
     }
 

@@ -38,10 +38,6 @@ fn invalid_agents_are_refused_at_load() {
             "not closed",
         ),
         (
-            one(&format!("baseUrl: https://h\nhttp2: true\n{PUT}")),
-            "http2",
-        ),
-        (
             one("baseUrl: http://h\nrequest: { method: PUT, path: '/{{env.X}}' }"),
             "{{env.X}}",
         ),
