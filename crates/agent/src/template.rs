@@ -9,19 +9,21 @@
 //! Rust.
 
 mod body;
+mod escape;
 mod path;
 mod variables;
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::fmt::Write as _;
 
 use serde_json::value::RawValue;
 use waybill_engine::{StepRequest, Timestamp};
 
 use crate::raw;
+use escape::{Escape, push_json_string};
 
 pub(crate) use body::Body;
+pub(crate) use escape::percent_encoded;
 pub(crate) use path::Path;
 pub use variables::Variables;
 
@@ -355,60 +357,6 @@ fn is_name(part: &str) -> bool {
         && part
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
-}
-
-/// How values are escaped in a text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Escape {
-    /// Not at all.
-    Plain,
-    /// Percent-encoded, all but RFC 3986's unreserved characters.
-    Percent,
-    /// As the contents of a JSON string.
-    Json,
-}
-
-impl Escape {
-    fn push(self, text: &str, out: &mut String) {
-        match self {
-            Self::Plain => out.push_str(text),
-            Self::Percent => {
-                for byte in text.bytes() {
-                    if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                        out.push(char::from(byte));
-                    } else {
-                        write!(out, "%{byte:02X}").expect("writing to a String cannot fail");
-                    }
-                }
-            }
-            Self::Json => {
-                for character in text.chars() {
-                    match character {
-                        '"' => out.push_str("\\\""),
-                        '\\' => out.push_str("\\\\"),
-                        control if control < ' ' => {
-                            write!(out, "\\u{:04x}", u32::from(control))
-                                .expect("writing to a String cannot fail");
-                        }
-                        other => out.push(other),
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The text in a form or a URL.
-pub(crate) fn percent_encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    Escape::Percent.push(text, &mut out);
-    out
-}
-
-fn push_json_string(text: &str, out: &mut String) {
-    out.push('"');
-    Escape::Json.push(text, out);
-    out.push('"');
 }
 
 #[derive(Clone, PartialEq, Debug)]

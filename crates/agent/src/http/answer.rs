@@ -76,8 +76,8 @@ impl StatusRules {
         })
     }
 
-    /// What an answer means: by the first rule that matches, of the request or of the agent, or else
-    /// by its status.
+    /// What an answer means: by the first rule that matches, of the request or of the agent, or
+    /// else by its status.
     pub(super) fn meaning<'a>(
         &'a self,
         action: Action,

@@ -88,8 +88,8 @@ pub struct HttpConfig {
     /// The largest answer, in bytes, that is read for its values or its error. Default: 65536.
     #[serde(default = "default_response_bytes_max")]
     pub response_bytes_max: usize,
-    /// Speak HTTP/2: over `http://` with prior knowledge, over `https://` if the service chooses it.
-    /// Default: false.
+    /// Speak HTTP/2: over `http://` with prior knowledge, over `https://` if the service chooses
+    /// it. Default: false.
     #[serde(default)]
     pub http2: bool,
     /// The connection pool.
@@ -156,8 +156,8 @@ pub struct InverseConfig {
     pub answers: Vec<AnswerRuleConfig>,
 }
 
-/// The meaning of statuses. For a status in none of the lists: 2xx but 202 is a success, 202 and 5xx
-/// are unknown, all others permanent. A list that is given replaces its default.
+/// The meaning of statuses. For a status in none of the lists: 2xx but 202 is a success, 202 and
+/// 5xx are unknown, all others permanent. A list that is given replaces its default.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct StatusesConfig {

@@ -23,6 +23,7 @@ mod check;
 mod exchange;
 mod http2;
 mod load;
+mod tls;
 mod tls_http2;
 mod trial;
 mod undo_and_probe;

@@ -27,7 +27,7 @@ use crate::template::{RenderError, Scope, Variables};
 pub enum TrialError {
     /// The agent cannot be loaded.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(Box<LoadError>),
     /// It has no request for the step.
     #[error("agent {agent:?} has no request to {} step {step:?}", to(.action))]
     NoRequest {
@@ -98,7 +98,7 @@ impl AgentConfig {
         variables: &Variables,
     ) -> Result<ShownRequest, TrialError> {
         let checked = Checked::new(&self.name, &self.http, variables);
-        let checked = checked.map_err(|source| source.of_agent(&self.name))?;
+        let checked = checked.map_err(|source| self.refused(source))?;
         let auth = checked.auth.header();
         let plan = checked.plan.step(&request.step, request.action);
         let plan = plan.ok_or_else(|| no_request(request))?;
@@ -119,7 +119,7 @@ impl AgentConfig {
         within: Duration,
     ) -> Result<Trial, TrialError> {
         let agent = HttpAgent::new(&self.name, &self.http, variables);
-        let agent = agent.map_err(|source| source.of_agent(&self.name))?;
+        let agent = agent.map_err(|source| self.refused(source))?;
         let sent = Instant::now();
         let call = StepCall {
             request,
@@ -129,6 +129,10 @@ impl AgentConfig {
         let plan = agent.plan.step(&call.request.step, call.request.action);
         let plan = plan.ok_or_else(|| no_request(&call.request))?;
         agent.try_once(plan, &call).await
+    }
+
+    fn refused(&self, source: LoadError) -> TrialError {
+        TrialError::Load(Box::new(source.of_agent(&self.name)))
     }
 }
 

@@ -64,18 +64,18 @@ fn check_variables(config: &Config) -> Result<(), ConfigError> {
         "must be at most 1000",
     )?;
     for (name, value) in &config.variables {
-        let mut letters = name.bytes();
+        let mut bytes = name.bytes();
         let is_name = letters
             .next()
             .is_some_and(|byte| byte.is_ascii_alphabetic())
-            && letters.all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
             && name.len() <= NAME_BYTES_MAX;
         // Only visible characters of a name that is not one.
         let key = format!("variables.{}", name.escape_debug());
         require(
             is_name,
             &key,
-            "must be named by a letter, and then letters, digits, '-' or '_', at most 64",
+            "must have a name of 1 to 64 of a-z, A-Z, 0-9, '-' and '_', of which the first is a to z or A to Z",
         )?;
         require(
             value.len() <= VALUE_BYTES_MAX && !value.chars().any(char::is_control),

@@ -88,7 +88,7 @@ impl RulesOf<'_> {
         {
             return Err(LoadError::invalid(
                 format!("{key}.code"),
-                "must be up to 64 letters, digits and `-_.:/`, and is for failures only",
+                "must be 1 to 64 of a-z, A-Z, 0-9 and `-_.:/`, and is for failures only",
             ));
         }
         Ok(AnswerRule {

@@ -4,6 +4,15 @@ use axum::http::header::{AUTHORIZATION, LOCATION};
 
 use super::*;
 
+/// An action, the status, headers and body of the answer, and the outcome with its code.
+type Case = (
+    Action,
+    u16,
+    &'static [(&'static str, &'static str)],
+    &'static str,
+    (&'static str, &'static str),
+);
+
 /// The answer in a short form: status, headers and body.
 fn answer(status: u16, headers: &[(&'static str, String)], body: &str) -> Answer {
     let mut answer = json(status, body);
@@ -39,7 +48,7 @@ request:
     answers:
       - { body: { /state: none }, outcome: absent }"#,
     );
-    let cases: &[(Action, u16, &[(&str, &str)], &str, (&str, &str))] = &[
+    let cases: &[Case] = &[
         (Action::Run, 200, &[], r#"{"id": "c-1"}"#, ("success", "")),
         (
             Action::Run,
