@@ -400,7 +400,7 @@ impl Seconds {
     }
 }
 
-/// The reason in a refusal (RFC 6749, section 5.2), without the secret.
+/// The reason in a refusal (RFC 6749, section 5.2), without the secret, which was sent encoded.
 fn reason(body: &[u8], secret: &Secret) -> String {
     #[derive(Deserialize)]
     struct Refusal {
@@ -417,8 +417,8 @@ fn reason(body: &[u8], secret: &Secret) -> String {
         reason.push_str(", ");
         reason.push_str(&refusal.error_description);
     }
-    let secrets = [secret.clone()];
-    let reason = redact(&secrets, &reason);
+    let encoded = Secret::from(percent_encoded(secret.reveal()));
+    let reason = redact(&[secret.clone(), encoded], &reason);
     let visible = reason.chars().filter(|character| !character.is_control());
     let mut bytes = 0;
     visible
