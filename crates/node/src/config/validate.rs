@@ -65,9 +65,7 @@ fn check_variables(config: &Config) -> Result<(), ConfigError> {
     )?;
     for (name, value) in &config.variables {
         let mut bytes = name.bytes();
-        let is_name = letters
-            .next()
-            .is_some_and(|byte| byte.is_ascii_alphabetic())
+        let is_name = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic())
             && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
             && name.len() <= NAME_BYTES_MAX;
         // Only visible characters of a name that is not one.
