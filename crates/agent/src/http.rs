@@ -7,187 +7,72 @@
 //!   the request may have left is [`Outcome::Unknown`].
 //! * No value of an operation changes the host that is called, or adds a path segment or a header.
 //!
-//! Deliberately absent: redirects, cookies, proxies from the environment, and bodies other than
+//! Deliberately absent: cookies, proxies from the environment, and bodies other than
 //! JSON.
 
 mod answer;
+mod auth;
 mod check;
+mod checked;
 mod client;
 mod config;
+mod exchanged;
 mod last_answer;
+mod load;
+mod load_error;
 mod place;
 mod plan;
+mod redirects;
+mod trial;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use hyper::{Request, Uri};
 use tokio::time::{Instant, sleep, timeout_at};
-use waybill_config::FileError;
 use waybill_engine::{Action, Outcome, murmur2};
 use waybill_units::backoff;
 
+pub use answer::{AnswerOutcome, AnswerRuleConfig, Expected};
+pub use auth::{
+    ApiKeyConfig, AuthConfig, BasicConfig, BearerConfig, ClientAuth, Oauth2Config, ServiceTlsConfig,
+};
 pub use check::NeededInputs;
 pub use config::{
     AgentConfig, AgentsFile, BreakerConfig, HttpConfig, InverseConfig, PoolConfig, RequestConfig,
     RetriesConfig, StatusSet, StatusesConfig,
 };
+pub use load::NamedHandler;
+pub use load_error::LoadError;
+pub use redirects::RedirectsConfig;
+pub use trial::{ShownAnswer, ShownRequest, Trial, TrialError};
 
-use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
-use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
-use crate::metrics::{ServiceMetrics, breaker_state};
+use crate::breaker::{Breaker, Called};
+use crate::handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
+use crate::metrics::ServiceMetrics;
 use crate::spans;
-use crate::template::{Scope, TemplateError};
+use crate::template::Scope;
+pub use crate::template::Variables;
 use answer::{StatusRules, Verdict, retry_after};
+use auth::{Auth, Credential, TokenError};
+use checked::Checked;
 use client::{Answer, BodyError, Client, SendError};
+use exchanged::{Exchanged, Health, Sent};
 use last_answer::LastAnswer;
 use plan::{Plan, StepPlan};
-
-/// Why agents cannot be loaded from their file.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file is not YAML, or holds unknown keys or unsuitable values.
-    #[error("cannot read the agents file")]
-    Yaml {
-        /// The parser's message, with the position.
-        #[source]
-        source: Box<serde_saphyr::Error>,
-    },
-    /// One of the agents cannot work.
-    #[error("agent {agent:?} cannot be loaded")]
-    Agent {
-        /// Its name.
-        agent: String,
-        /// Why.
-        #[source]
-        source: Box<LoadError>,
-    },
-    /// An agent does not support a request that a workflow requires.
-    #[error(
-        "agent {agent:?} does not fit step {step:?} of workflow {workflow:?}, version {version}: \
-         `{key}` {why}"
-    )]
-    UnmetRequirement {
-        /// The agent's name.
-        agent: String,
-        /// The workflow.
-        workflow: String,
-        /// Its version.
-        version: u32,
-        /// The step.
-        step: String,
-        /// The key in the agent's file, or of the step in the workflow's.
-        key: String,
-        /// Why it is unsupported.
-        why: String,
-    },
-    /// A value is invalid.
-    #[error("`{key}`: {why}")]
-    Invalid {
-        /// The key's path.
-        key: String,
-        /// Why its value is invalid.
-        why: String,
-    },
-    /// A template is invalid.
-    #[error("`{key}` is not a valid template")]
-    Template {
-        /// The key's path.
-        key: String,
-        /// Why it is invalid.
-        #[source]
-        source: TemplateError,
-    },
-    /// The system's TLS library failed to start.
-    #[error("TLS is not available")]
-    Tls {
-        /// Why.
-        #[source]
-        source: native_tls::Error,
-    },
-}
-
-impl LoadError {
-    fn invalid(key: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Invalid {
-            key: key.into(),
-            why: why.into(),
-        }
-    }
-
-    fn of_agent(self, agent: &str) -> Self {
-        Self::Agent {
-            agent: agent.to_owned(),
-            source: Box::new(self),
-        }
-    }
-}
-
-/// An agent's name and its handler, as [`Agents::start`](crate::Agents::start) takes them.
-pub type NamedHandler = (String, Arc<dyn Handler>);
-
-impl AgentsFile {
-    /// Reads a file without checking the agents.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be read, or is not YAML of the documented shape.
-    pub fn read(path: &Path) -> Result<Self, FileError> {
-        waybill_config::read_document(path)
-    }
-
-    /// Parses a file without checking the agents.
-    ///
-    /// # Errors
-    ///
-    /// If it is not YAML of the documented shape.
-    pub fn from_yaml(text: &str) -> Result<Self, LoadError> {
-        serde_saphyr::from_str(text).map_err(|source| LoadError::Yaml {
-            source: Box::new(source),
-        })
-    }
-
-    /// Creates the agents, by name. `variables` provides the values of `{name}` in a `baseUrl`.
-    ///
-    /// # Errors
-    ///
-    /// If an agent's settings are invalid, or two agents have the same name.
-    pub fn load(
-        &self,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Vec<NamedHandler>, LoadError> {
-        self.refuse_twins()?;
-        self.agents
-            .iter()
-            .map(|agent| {
-                let handler = HttpAgent::new(&agent.name, &agent.http, variables);
-                let handler = handler.map_err(|source| source.of_agent(&agent.name))?;
-                Ok((agent.name.clone(), Arc::new(handler) as Arc<dyn Handler>))
-            })
-            .collect()
-    }
-
-    /// Refuses two agents of the same name.
-    fn refuse_twins(&self) -> Result<(), LoadError> {
-        let mut seen = BTreeSet::new();
-        match self.agents.iter().find(|agent| !seen.insert(&agent.name)) {
-            Some(twin) => {
-                Err(LoadError::invalid("name", "two agents have this name").of_agent(&twin.name))
-            }
-            None => Ok(()),
-        }
-    }
-}
+use redirects::Redirect;
 
 /// An agent that performs each step as one HTTP exchange.
 #[derive(Debug)]
 pub struct HttpAgent {
     plan: Plan,
     rules: StatusRules,
+    auth: Auth,
     client: Client,
+    redirects: Option<RedirectsConfig>,
+    /// The scheme and the host of the service.
+    service_url: Uri,
     breaker: Breaker,
     service: ServiceMetrics,
     last_answer: LastAnswer,
@@ -197,55 +82,14 @@ pub struct HttpAgent {
     response_bytes_max: usize,
 }
 
-/// The result of one exchange.
-struct Exchanged {
-    outcome: Outcome,
-    /// The wait that the service asks for.
-    retry_after: Option<Duration>,
-    /// Whether complete-by passed before the service had sufficient time to answer.
-    is_cut_short: bool,
-}
-
 impl HttpAgent {
     /// Creates the agent `name`.
     ///
     /// # Errors
     ///
-    /// If its settings are invalid.
-    pub fn new(
-        name: &str,
-        config: &HttpConfig,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Self, LoadError> {
-        check_settings(name, config)?;
-        let plan = Plan::compile(config, variables)?;
-        if config.http2 && plan.is_tls() {
-            return Err(LoadError::invalid(
-                "http2",
-                "requires a service that offers HTTP/2 without TLS",
-            ));
-        }
-        Ok(Self {
-            rules: StatusRules::compile(config)?,
-            client: Client::new(config, plan.is_tls())?,
-            breaker: Breaker::new(
-                name,
-                BreakerSettings {
-                    failure_rate: config.breaker.failure_rate,
-                    calls: config.breaker.calls,
-                    open_for: config.breaker.open_for,
-                    half_open_calls: config.breaker.half_open_calls,
-                },
-                breaker_state(name),
-            ),
-            service: ServiceMetrics::new(name),
-            last_answer: LastAnswer::new(),
-            plan,
-            retries: config.retries.clone(),
-            timeout: config.timeout,
-            concurrency_max: config.concurrency_max,
-            response_bytes_max: config.response_bytes_max,
-        })
+    /// If its settings are invalid, or a file that they name is.
+    pub fn new(name: &str, config: &HttpConfig, variables: &Variables) -> Result<Self, LoadError> {
+        Checked::new(name, config, variables)?.open()
     }
 
     async fn perform(&self, call: &StepCall) -> Outcome {
@@ -270,18 +114,17 @@ impl HttpAgent {
                 Ok(request) => request,
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
+            // Outside the circuit breaker: a token that is not available is no fault of the
+            // service.
+            let credential = match self.auth.credential().await {
+                Ok(credential) => credential,
+                Err(error) => return token_unavailable(&error),
+            };
             let exchange = async {
-                let exchanged = self.exchange(plan, request, call, started).await;
-                match exchanged.outcome {
-                    _ if exchanged.is_cut_short => Judged::CutShort(exchanged),
-                    Outcome::Transient { .. } | Outcome::Unknown { .. } => {
-                        Judged::Failure(exchanged)
-                    }
-                    Outcome::Success { .. }
-                    | Outcome::Permanent { .. }
-                    | Outcome::NotPerformed
-                    | Outcome::NotAttempted { .. } => Judged::Healthy(exchanged),
-                }
+                let exchanged = self
+                    .exchange(plan, request, credential, call, started)
+                    .await;
+                exchanged.judge()
             };
             let Called {
                 value: exchanged,
@@ -328,45 +171,135 @@ impl HttpAgent {
     async fn exchange(
         &self,
         step: &StepPlan,
-        mut request: hyper::Request<bytes::Bytes>,
+        request: Request<bytes::Bytes>,
+        credential: Option<Credential>,
         call: &StepCall,
         started: Instant,
     ) -> Exchanged {
+        match self.send_authenticated(request, credential, call).await {
+            Ok(sent) => self.judge(step, sent, call, started),
+            Err(error) => Exchanged {
+                health: Health::Healthy,
+                ..Exchanged::of(token_unavailable(&error))
+            },
+        }
+    }
+
+    /// Sends a request. If the service refuses the credential, it is sent once more with another
+    /// one.
+    async fn send_authenticated(
+        &self,
+        request: Request<bytes::Bytes>,
+        credential: Option<Credential>,
+        call: &StepCall,
+    ) -> Result<Sent, TokenError> {
+        let Some(credential) = credential else {
+            return Ok(self.send(request, None, call).await);
+        };
+        let sent = self.send(request.clone(), Some(&credential), call).await;
+        if !sent.is_unauthorized() {
+            return Ok(sent);
+        }
+        Ok(match self.auth.another(&credential).await? {
+            Some(another) => self.send(request, Some(&another), call).await,
+            None => sent,
+        })
+    }
+
+    async fn send(
+        &self,
+        mut request: Request<bytes::Bytes>,
+        credential: Option<&Credential>,
+        call: &StepCall,
+    ) -> Sent {
+        if let Some(credential) = credential {
+            credential.add_to(&mut request);
+        }
         let span = spans::of_call(&mut request);
         let began = Instant::now();
         let until = call.deadline.min(began + self.timeout);
-        let answer = self
-            .client
-            .exchange(request, until, self.response_bytes_max);
-        let answer = timeout_at(until, answer).await;
-        let ended = Instant::now();
-        let took = ended - began;
-        let status = match &answer {
-            Ok(Ok(answer)) => Some(answer.head.status.as_u16()),
-            Ok(Err(_)) | Err(_) => None,
-        };
-        self.service.count(status, took);
+        let exchange = self.follow(request, credential, until);
+        let mut sent = timeout_at(until, exchange).await.unwrap_or_default();
+        sent.ended = Instant::now();
+        if let (Some(credential), Some(Ok(answer))) = (credential, &mut sent.answer)
+            && let Ok(body) = &mut answer.body
+        {
+            *body = credential.redact(std::mem::take(body));
+        }
+        let status = sent.status().map(|status| status.as_u16());
+        self.service.count(status, sent.ended - began);
         if let Some(span) = span {
             spans::called(span, status);
         }
-        let outcome = match answer {
-            Ok(Ok(answer)) => {
-                self.last_answer.note(ended);
-                return self.classify(step, call.request.action, answer);
+        sent
+    }
+
+    /// Sends the request, and again wherever redirects lead that the agent follows.
+    async fn follow(
+        &self,
+        mut request: Request<bytes::Bytes>,
+        credential: Option<&Credential>,
+        until: Instant,
+    ) -> Sent {
+        let bytes_max = self.response_bytes_max;
+        let Some(redirects) = &self.redirects else {
+            let answer = self.client.exchange(request, until, bytes_max).await;
+            return Sent::of(answer);
+        };
+        let mut sent = Sent::default();
+        for followed in 0.. {
+            let exchange = self.client.exchange(request.clone(), until, bytes_max);
+            let answer = exchange.await;
+            let next = answer.as_ref().ok().and_then(|Answer { head, .. }| {
+                redirects.next(
+                    &self.service_url,
+                    &request,
+                    (head.status, &head.headers),
+                    followed,
+                )
+            });
+            sent.answer = Some(answer);
+            match next {
+                Some(Redirect::To(next, is_elsewhere)) => {
+                    request = *next;
+                    sent.is_elsewhere |= is_elsewhere;
+                    if sent.is_elsewhere
+                        && let Some(credential) = credential
+                    {
+                        credential.remove_from(&mut request);
+                    }
+                }
+                Some(Redirect::Refused(why)) => {
+                    sent.redirect_refused = Some(why);
+                    break;
+                }
+                None => break,
             }
-            Ok(Err(SendError::Unconnected(why))) => transient(
+        }
+        sent
+    }
+
+    fn judge(&self, step: &StepPlan, sent: Sent, call: &StepCall, started: Instant) -> Exchanged {
+        let ended = sent.ended;
+        let outcome = match sent.answer {
+            Some(Ok(answer)) => {
+                self.last_answer.note(ended);
+                let refused = sent.redirect_refused.as_deref();
+                return self.classify(step, call.request.action, answer, refused);
+            }
+            Some(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
                 format!("could not connect to the service: {why}"),
             ),
-            Ok(Err(SendError::Unread(why))) => transient(
+            Some(Err(SendError::Unread(why))) => transient(
                 "request-unread",
                 format!("the service did not process the request: {why}"),
             ),
-            Ok(Err(SendError::BrokeOff(why))) => unknown(
+            Some(Err(SendError::BrokeOff(why))) => unknown(
                 "outcome-unknown",
                 format!("the exchange was interrupted: {why}"),
             ),
-            Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
+            None => unknown("outcome-unknown", "the service did not answer in time"),
         };
         // The attempt spent most of its time in transit and in the agent's queue: a busy service
         // that answers others must not count as failing.
@@ -374,23 +307,30 @@ impl HttpAgent {
         let is_cut_short =
             ended >= call.deadline && has_waited && self.last_answer.is_after(call.sent);
         Exchanged {
-            is_cut_short,
+            health: match is_cut_short {
+                true => Health::CutShort,
+                false => Health::OfOutcome,
+            },
             ..Exchanged::of(outcome)
         }
     }
 
-    fn classify(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {
-        let Answer { head, body } = answer;
-        let verdict = self.rules.verdict(head.status, action);
-        let outcome = match (verdict, body) {
+    fn classify(
+        &self,
+        step: &StepPlan,
+        action: Action,
+        Answer { head, body }: Answer,
+        redirect_refused: Option<&str>,
+    ) -> Exchanged {
+        let text = body.as_deref().ok();
+        let meaning = self
+            .rules
+            .meaning(action, (&step.answers, &step.keep), &head, text);
+        let outcome = match (meaning.verdict, &body) {
             (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
-            (Verdict::Absent, _) => Outcome::Success {
-                outputs: Vec::new(),
-            },
-            (Verdict::Success, _) if step.keep.is_empty() => Outcome::Success {
-                outputs: Vec::new(),
-            },
-            (Verdict::Success, Ok(body)) => step.keep.outcome(&body),
+            (Verdict::Absent, _) => success(Vec::new()),
+            (Verdict::Success, _) if meaning.keep.is_empty() => success(Vec::new()),
+            (Verdict::Success, Ok(body)) => meaning.keep.outcome(body),
             (Verdict::Success, Err(BodyError::TooLarge)) => unknown(
                 "answer-too-large",
                 format!(
@@ -402,9 +342,13 @@ impl HttpAgent {
                 "answer-incomplete",
                 format!("the service's response is incomplete: {error}"),
             ),
-            (failure, body) => self
-                .rules
-                .failure(failure, head.status, body.as_deref().ok()),
+            _ => match redirect_refused.filter(|_| !meaning.is_by_rule) {
+                Some(why) => permanent(
+                    "redirect-refused",
+                    format!("the service answered {}, not followed: {why}", head.status),
+                ),
+                None => self.rules.failure(&meaning, &head, text),
+            },
         };
         Exchanged {
             retry_after: retry_after(&head.headers),
@@ -431,55 +375,9 @@ impl Handler for HttpAgent {
     }
 }
 
-impl Exchanged {
-    fn of(outcome: Outcome) -> Self {
-        Self {
-            outcome,
-            retry_after: None,
-            is_cut_short: false,
-        }
-    }
-}
-
-/// Refuses settings that no agent can use.
-fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
-    let name_fits = !name.is_empty()
-        && name.len() <= 100
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    if !name_fits {
-        return Err(LoadError::invalid(
-            "name",
-            "must have 1 to 100 characters, only lower-case a-z, 0-9 and '-'",
-        ));
-    }
-    for (key, value) in [
-        ("concurrencyMax", config.concurrency_max),
-        ("breaker.calls", config.breaker.calls),
-        ("breaker.halfOpenCalls", config.breaker.half_open_calls),
-    ] {
-        if !(1..=100_000).contains(&value) {
-            return Err(LoadError::invalid(key, "must be from 1 to 100000"));
-        }
-    }
-    for (key, value) in [
-        ("timeout", config.timeout),
-        ("connectTimeout", config.connect_timeout),
-        ("breaker.openFor", config.breaker.open_for),
-    ] {
-        if value.is_zero() || value > Duration::from_secs(24 * 3600) {
-            return Err(LoadError::invalid(key, "must be from 1ms to 24h"));
-        }
-    }
-    let rate = config.breaker.failure_rate;
-    if !(rate > 0.0 && rate <= 1.0) {
-        return Err(LoadError::invalid(
-            "breaker.failureRate",
-            "must be above 0 and at most 1",
-        ));
-    }
-    Ok(())
+/// The outcome of an attempt without an access token, which has not reached the service.
+fn token_unavailable(error: &TokenError) -> Outcome {
+    transient("token-unavailable", error.to_string())
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ const CALL_DURATION: Metric<Histogram, 1> = Metric::new(
     "Duration of calls of an agent's service, from the request to the end of the response",
     ["agent"],
 );
+const TOKEN_REQUESTS: Metric<Counter, 2> = Metric::new(
+    "waybill_agent_token_requests_total",
+    "Requests of an agent for an OAuth 2.0 access token, by outcome",
+    ["agent", "outcome"],
+);
 
 /// The metrics of agents and of the services that they call.
 pub const METRICS: &[&dyn Declared] = &[
@@ -57,6 +62,7 @@ pub const METRICS: &[&dyn Declared] = &[
     &BREAKER,
     &CALLS,
     &CALL_DURATION,
+    &TOKEN_REQUESTS,
 ];
 
 /// The gauge of an agent's circuit breaker: 0 closed, 1 half-open, 2 open.
@@ -151,6 +157,30 @@ impl ServiceMetrics {
         let answers = class.and_then(|class| self.answers.get(class));
         answers.unwrap_or(&self.failed).increment(1);
         self.duration.record(took);
+    }
+}
+
+/// The handles of one agent's access tokens.
+#[derive(Debug)]
+pub(crate) struct TokenMetrics {
+    granted: Counter,
+    failed: Counter,
+}
+
+impl TokenMetrics {
+    pub(crate) fn new(agent: &str) -> Self {
+        let [granted, failed] =
+            ["granted", "failed"].map(|outcome| TOKEN_REQUESTS.of([agent, outcome]));
+        Self { granted, failed }
+    }
+
+    /// Counts a request for a token.
+    pub(crate) fn count(&self, is_granted: bool) {
+        match is_granted {
+            true => &self.granted,
+            false => &self.failed,
+        }
+        .increment(1);
     }
 }
 

@@ -9,19 +9,23 @@
 //! Rust.
 
 mod body;
+mod escape;
 mod path;
+mod variables;
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::fmt::Write as _;
 
 use serde_json::value::RawValue;
 use waybill_engine::{StepRequest, Timestamp};
 
 use crate::raw;
+use escape::{Escape, push_json_string};
 
 pub(crate) use body::Body;
+pub(crate) use escape::percent_encoded;
 pub(crate) use path::Path;
+pub use variables::Variables;
 
 /// Why a template cannot be loaded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,12 +46,28 @@ pub enum TemplateError {
     },
     /// A placeholder that refers to no known value.
     #[error(
-        "`{{{{{placeholder}}}}}` is unknown: use input.<path>, results.<step>.<name>, operation, \
-         workflow, step, attempt, tenant, idempotencyKey or completeBy"
+        "`{{{{{placeholder}}}}}` is unknown: use input.<path>, results.<step>.<name>, vars.<name>, \
+         operation, workflow, step, attempt, tenant, idempotencyKey or completeBy"
     )]
     UnknownPlaceholder {
         /// The text between the braces.
         placeholder: String,
+    },
+    /// A variable without a value.
+    #[error("`{placeholder}` is an unknown variable; {known}")]
+    UnknownVariable {
+        /// The placeholder.
+        placeholder: String,
+        /// The known ones.
+        known: String,
+    },
+    /// A variable in a base URL without its closing braces.
+    #[error("`{open}` is not closed in {template:?}")]
+    UnclosedVariable {
+        /// The opening braces.
+        open: String,
+        /// The base URL.
+        template: String,
     },
     /// A path template that is not a safe absolute path.
     #[error("the path template {template:?} {why}")]
@@ -137,6 +157,9 @@ pub(crate) fn rfc3339(at: Timestamp) -> String {
         .to_string()
 }
 
+/// The variables by which placeholders are resolved; without them, each counts as known.
+pub(crate) type KnownVariables<'a> = Option<&'a Variables>;
+
 /// One `{{placeholder}}`.
 #[derive(Clone, PartialEq, Debug)]
 struct Placeholder {
@@ -152,6 +175,8 @@ enum Root {
     Input(Vec<Box<str>>),
     /// `step.name`, the key of a result.
     Result(Box<str>),
+    /// The value of a variable.
+    Variable(Box<str>),
     Operation,
     Workflow,
     Step,
@@ -182,7 +207,7 @@ impl<'a> Found<'a> {
 }
 
 impl Placeholder {
-    fn parse(inner: &str) -> Result<Self, TemplateError> {
+    fn parse(inner: &str, variables: KnownVariables<'_>) -> Result<Self, TemplateError> {
         let trimmed = inner.trim();
         let (name, optional) = match trimmed.strip_suffix('?') {
             Some(name) => (name, true),
@@ -200,6 +225,10 @@ impl Placeholder {
         let root = match (root, rest.len()) {
             ("input", _) => Root::Input(rest),
             ("results", 2) => Root::Result(rest.join(".").into()),
+            ("vars", 1) => Root::Variable(match variables {
+                Some(variables) => variables.configured(&rest[0])?.into(),
+                None => Box::default(),
+            }),
             ("operation", 0) => Root::Operation,
             ("workflow", 0) => Root::Workflow,
             ("step", 0) => Root::Step,
@@ -217,7 +246,7 @@ impl Placeholder {
     }
 
     /// The value; `None` if it is missing (or null) and the placeholder is optional.
-    fn find<'a>(&self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
+    fn find<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
         let request = scope.request;
         let found = match &self.root {
             Root::Input(path) => raw::find(scope.input()?, path)
@@ -228,6 +257,7 @@ impl Placeholder {
                 .iter()
                 .find(|(key, _)| **key == **name)
                 .map(|(_, value)| Found::Text(Cow::Borrowed(value))),
+            Root::Variable(value) => Some(Found::Text(Cow::Borrowed(value))),
             Root::Operation => Some(Found::Text(request.operation.to_string().into())),
             Root::Workflow => Some(Found::Text(Cow::Borrowed(&request.workflow))),
             Root::Step => Some(Found::Text(Cow::Borrowed(&request.step))),
@@ -313,7 +343,7 @@ fn refuse_single_braces(literal: &str) -> Result<(), TemplateError> {
         };
         // Other tools name input fields `request.NAME`.
         let is_of_request = inner.strip_prefix("request.").is_some_and(is_name);
-        if is_of_request || Placeholder::parse(inner).is_ok() {
+        if is_of_request || Placeholder::parse(inner, None).is_ok() {
             return Err(TemplateError::SingleBraces {
                 placeholder: inner.to_owned(),
             });
@@ -329,53 +359,6 @@ fn is_name(part: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
-/// How values are escaped in a text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Escape {
-    /// Not at all.
-    Plain,
-    /// Percent-encoded, all but RFC 3986's unreserved characters.
-    Percent,
-    /// As the contents of a JSON string.
-    Json,
-}
-
-impl Escape {
-    fn push(self, text: &str, out: &mut String) {
-        match self {
-            Self::Plain => out.push_str(text),
-            Self::Percent => {
-                for byte in text.bytes() {
-                    if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                        out.push(char::from(byte));
-                    } else {
-                        write!(out, "%{byte:02X}").expect("writing to a String cannot fail");
-                    }
-                }
-            }
-            Self::Json => {
-                for character in text.chars() {
-                    match character {
-                        '"' => out.push_str("\\\""),
-                        '\\' => out.push_str("\\\\"),
-                        control if control < ' ' => {
-                            write!(out, "\\u{:04x}", u32::from(control))
-                                .expect("writing to a String cannot fail");
-                        }
-                        other => out.push(other),
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn push_json_string(text: &str, out: &mut String) {
-    out.push('"');
-    Escape::Json.push(text, out);
-    out.push('"');
-}
-
 #[derive(Clone, PartialEq, Debug)]
 enum Part {
     Literal(Box<str>),
@@ -388,7 +371,10 @@ pub(crate) struct Text(Vec<Part>);
 
 impl Text {
     /// Compiles a template.
-    pub(crate) fn compile(template: &str) -> Result<Self, TemplateError> {
+    pub(crate) fn compile(
+        template: &str,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, TemplateError> {
         let mut parts = Vec::new();
         let mut rest = template;
         while let Some(start) = rest.find("{{") {
@@ -400,7 +386,10 @@ impl Text {
             let end = inner.find("}}").ok_or_else(|| TemplateError::Unclosed {
                 template: template.to_owned(),
             })?;
-            parts.push(Part::Placeholder(Placeholder::parse(&inner[..end])?));
+            parts.push(Part::Placeholder(Placeholder::parse(
+                &inner[..end],
+                variables,
+            )?));
             rest = &inner[end + 2..];
         }
         if !rest.is_empty() {
@@ -441,6 +430,12 @@ impl Text {
     /// Whether no part of it depends on the request.
     fn is_literal(&self) -> bool {
         self.first_placeholder().is_none()
+    }
+
+    /// Whether it is the same for every request.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.placeholders()
+            .all(|placeholder| matches!(placeholder.root, Root::Variable(_)))
     }
 
     /// The first placeholder, to name in a message.

@@ -14,7 +14,7 @@ use strsim::jaro_winkler;
 
 use crate::secret::to_value_with_secrets;
 use crate::words::in_our_words;
-use crate::{ConfigError, Configuration};
+use crate::{ConfigError, Configuration, OpenKey, OpenNames};
 
 const PREFIX: &str = "WAYBILL_";
 
@@ -113,19 +113,19 @@ pub fn variables<C: Configuration>() -> BTreeMap<String, String> {
 struct Key {
     levels: Vec<String>,
     variable: String,
-    /// An example of a name below the key, if it accepts any names.
-    entry: Option<&'static str>,
+    /// What names there are below the key, if it accepts any.
+    entry: Option<&'static OpenKey>,
 }
 
 impl Key {
     fn new<C: Configuration>(levels: &[&str]) -> Self {
         let names: Vec<String> = levels.iter().map(|level| in_capitals(level)).collect();
         let path = levels.join(".");
-        let entry = C::OPEN_KEYS.iter().find(|(key, _)| *key == path);
+        let entry = C::OPEN_KEYS.iter().find(|open| open.key == path);
         Self {
             levels: levels.iter().map(|&level| level.to_owned()).collect(),
             variable: format!("{PREFIX}{}", names.join("__")),
-            entry: entry.map(|(_, example)| *example),
+            entry,
         }
     }
 
@@ -136,16 +136,19 @@ impl Key {
     /// The target of a variable, if it is this key or an entry below it.
     fn target_of(&self, variable: &str) -> Option<Target> {
         let mut levels = self.levels.clone();
-        if self.entry.is_none() {
+        let Some(open) = self.entry else {
             // A password is always text, even if it is valid YAML.
             let is_text = levels.last().is_some_and(|level| level == "password");
             return (self.variable == variable).then_some(Target { levels, is_text });
-        }
+        };
         let entry = variable.strip_prefix(&self.variable)?.strip_prefix("__")?;
         if entry.is_empty() {
             return None;
         }
-        levels.push(entry.to_ascii_lowercase().replace('_', "."));
+        levels.push(match open.names {
+            OpenNames::Dotted => entry.to_ascii_lowercase().replace('_', "."),
+            OpenNames::CamelCase => in_camel_case(entry),
+        });
         let is_text = true;
         Some(Target { levels, is_text })
     }
@@ -153,7 +156,7 @@ impl Key {
     /// The variable as a suggestion shows it.
     fn shown(&self) -> String {
         match self.entry {
-            Some(example) => format!("{}__{example}", self.variable),
+            Some(open) => format!("{}__{}", self.variable, open.example),
             None => self.variable.clone(),
         }
     }
@@ -245,6 +248,23 @@ fn in_capitals(name: &str) -> String {
         });
     }
     capitals
+}
+
+/// `PAYMENTS_URL` as `paymentsUrl`.
+fn in_camel_case(capitals: &str) -> String {
+    let mut name = String::with_capacity(capitals.len());
+    let mut begins_word = false;
+    for letter in capitals.chars() {
+        match letter {
+            '_' => begins_word = !name.is_empty(),
+            letter if begins_word => {
+                name.push(letter.to_ascii_uppercase());
+                begins_word = false;
+            }
+            letter => name.push(letter.to_ascii_lowercase()),
+        }
+    }
+    name
 }
 
 /// The known variable that is most similar to `name`, as a whole or in its last part:

@@ -36,10 +36,30 @@ pub use secret::{REDACTED, Secret, SecretUrl, secret_to_serialize};
 pub use secret_files::SecretFiles;
 pub use words::address_from_text;
 
+/// A key below which any name is valid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenKey {
+    /// The key.
+    pub key: &'static str,
+    /// An example of a name, as in an environment variable: `SASL_PASSWORD`.
+    pub example: &'static str,
+    /// How a name in an environment variable is written in a file.
+    pub names: OpenNames,
+}
+
+/// How the names below an [`OpenKey`] are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenNames {
+    /// Words with dots between them: `sasl.password`.
+    Dotted,
+    /// As keys of the configuration: `paymentsUrl`.
+    CamelCase,
+}
+
 /// A whole configuration. Its defaults contain every key that a variable can set.
 pub trait Configuration: Default + Serialize + DeserializeOwned {
-    /// Keys below which any name is valid, such as `kafka.properties`, with an example of a name.
-    const OPEN_KEYS: &'static [(&'static str, &'static str)];
+    /// Keys below which any name is valid, such as `kafka.properties`.
+    const OPEN_KEYS: &'static [OpenKey];
     /// Keys that no variable sets, because their values are structures for a file.
     const FILE_KEYS: &'static [&'static str];
     /// Variables with the prefix `WAYBILL_` that are not keys.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use waybill_agent::Handler;
-use waybill_agent::http::AgentsFile;
+use waybill_agent::http::{AgentsFile, Variables};
 use waybill_agent::testing::{StepRequestBuilder, attempt};
 use waybill_drone_delivery::request::validate;
 use waybill_drone_delivery::services::{Services, ServicesSettings, StepCounts, Summary};
@@ -20,7 +20,8 @@ fn workflow() -> Workflow {
 }
 
 fn agents(services: &str) -> BTreeMap<String, Arc<dyn Handler>> {
-    let variables = BTreeMap::from([("services".to_owned(), services.to_owned())]);
+    let program = [("services".to_owned(), services.to_owned())];
+    let variables = Variables::new(program.into(), BTreeMap::new());
     AgentsFile::from_yaml(AGENTS_YAML)
         .expect("YAML")
         .load(&variables)

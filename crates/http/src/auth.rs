@@ -44,8 +44,8 @@ pub use tokens::{check_name, check_rights, to_hex};
 
 use self::jwt::Jwt;
 use self::tokens::Tokens;
-use crate::reread::{FileRefused, Reread};
 use crate::{Hosts, Tls};
+use waybill_tls::reread::{FileRefused, Reread};
 
 /// The SHA-256 of a token. The token itself is not kept.
 type TokenHash = [u8; 32];

@@ -21,7 +21,6 @@ pub mod media_type;
 mod meter;
 pub mod payload;
 pub mod problem;
-pub mod reread;
 mod server;
 mod tls;
 
@@ -29,6 +28,6 @@ pub use body::{ArrivingBody, RequestBody};
 pub use gate::{Gate, GateLimits, HEADERS_LIMIT_MAX, Refusal};
 pub use hosts::{Foreign, Hosts, is_from_page};
 pub use meter::{METRICS, RefusalMeter};
-pub use reread::FileRefused;
 pub use server::{REQUESTS_PER_CONNECTION_MAX, Server, ServerLimits, Service};
-pub use tls::{Stream, Tls, TlsConfig};
+pub use tls::{Tls, TlsConfig};
+pub use waybill_tls::{FileRefused, Stream, reread};

@@ -30,7 +30,7 @@ use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
 use crate::meter::{ConnectionMeter, RefusalMeter};
 use crate::problem::Kind;
-use crate::tls::{Stream, Tls};
+use crate::{Stream, Tls};
 
 /// How long to wait before accepting again if the system has run out of a resource, such as file
 /// descriptors.

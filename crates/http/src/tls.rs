@@ -11,18 +11,15 @@
 //! Deliberately absent: client certificates. Tokens authenticate callers.
 
 mod config;
-mod stream;
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use openssl::asn1::Asn1Time;
 use openssl::error::ErrorStack;
-use openssl::pkey::{PKey, Private};
 use openssl::ssl::{
     AlpnError, Ssl, SslAcceptor, SslConnector, SslMethod, SslOptions, SslVerifyMode, SslVersion,
     select_next_proto,
@@ -30,22 +27,20 @@ use openssl::ssl::{
 use openssl::x509::X509;
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
-use waybill_config::file_permissions;
+use waybill_tls::reread::{FileRefused, Reread};
+use waybill_tls::{Identity, Stream};
 
 pub use config::TlsConfig;
-pub use stream::Stream;
-
-use crate::reread::{FileRefused, Reread};
 
 /// The protocols that ALPN offers, the best first, each after its length.
 const PROTOCOLS: &[u8] = b"\x02h2\x08http/1.1";
 
 /// The certificate of a listener, if TLS is on.
 #[derive(Clone, Debug, Default)]
-pub struct Tls(Option<Arc<Reread<Identity>>>);
+pub struct Tls(Option<Arc<Reread<Served>>>);
 
-/// A certificate, and everything derived from it.
-struct Identity {
+/// A certificate, and what accepts connections with it.
+struct Served {
     acceptor: SslAcceptor,
     certificate: X509,
 }
@@ -63,7 +58,7 @@ impl Tls {
         let paths = vec![chain.clone(), private.clone()];
         let read = {
             let paths = paths.clone();
-            move |texts: &[Vec<u8>]| Identity::read(&paths, texts)
+            move |texts: &[Vec<u8>]| Served::read(&paths, texts)
         };
         let identity = Reread::open(key, paths, read)?;
         Ok(Self(Some(Arc::new(identity))))
@@ -137,81 +132,34 @@ impl Tls {
     }
 }
 
-impl Identity {
+impl Served {
     fn read(paths: &[PathBuf], texts: &[Vec<u8>]) -> Result<Self, String> {
         let ([chain_path, key_path], [chain, key]) = (paths, texts) else {
             return Err("needs a certificate and its key".to_owned());
         };
-        let chain = read_chain(chain_path, chain)?;
-        let Some((certificate, issuers)) = chain.split_first() else {
-            return Err(format!(
-                "{} contains no certificate (PEM)",
-                chain_path.display()
-            ));
-        };
-        let key = read_key(key_path, key)?;
-        file_permissions::warn_if_world_readable(key_path, "the key of a listener");
-        if !certificate
-            .public_key()
-            .is_ok_and(|public| public.public_eq(&key))
-        {
-            return Err(format!(
-                "the key in {} does not match the first certificate in {}",
-                key_path.display(),
-                chain_path.display()
-            ));
-        }
-        let acceptor = acceptor(certificate, issuers, &key)
+        let identity = Identity::read((chain_path, chain), (key_path, key), "a listener")?;
+        let acceptor = acceptor(&identity)
             .map_err(|error| format!("{} cannot be used: {error}", chain_path.display()))?;
-        let now = Asn1Time::days_from_now(0);
-        if now.is_ok_and(|now| *certificate.not_after() < *now) {
-            let path = chain_path.display();
-            tracing::warn!(%path, "the certificate has expired: clients will refuse it");
-        }
         Ok(Self {
             acceptor,
-            certificate: certificate.clone(),
+            certificate: identity.certificate().to_owned(),
         })
     }
 }
 
-fn read_chain(path: &Path, text: &[u8]) -> Result<Vec<X509>, String> {
-    X509::stack_from_pem(text)
-        .map_err(|_| format!("{} contains an invalid certificate", path.display()))
-}
-
-fn read_key(path: &Path, text: &[u8]) -> Result<PKey<Private>, String> {
-    // Without this callback OpenSSL would ask for the passphrase on the terminal.
-    PKey::private_key_from_pem_callback(text, |_| Ok(0)).map_err(|_| {
-        format!(
-            "{} contains no unencrypted private key (PEM)",
-            path.display()
-        )
-    })
-}
-
-fn acceptor(
-    certificate: &X509,
-    issuers: &[X509],
-    key: &PKey<Private>,
-) -> Result<SslAcceptor, ErrorStack> {
+fn acceptor(identity: &Identity) -> Result<SslAcceptor, ErrorStack> {
     let mut acceptor = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls_server())?;
     acceptor.set_min_proto_version(Some(SslVersion::TLS1_2))?;
     acceptor.set_options(SslOptions::NO_RENEGOTIATION);
-    acceptor.set_certificate(certificate)?;
-    acceptor.set_private_key(key)?;
-    for issuer in issuers {
-        acceptor.add_extra_chain_cert(issuer.clone())?;
-    }
-    acceptor.check_private_key()?;
+    identity.add_to(&mut acceptor)?;
     acceptor.set_alpn_select_callback(|_, offered| {
         select_next_proto(PROTOCOLS, offered).ok_or(AlpnError::NOACK)
     });
     Ok(acceptor.build())
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").finish_non_exhaustive()
+        f.debug_struct("Served").finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@
 
 mod validate;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use waybill_agent::AgentsConfig;
 use waybill_alerts::AlertsConfig;
 use waybill_broker::BrokerConfig;
-use waybill_config::{ConfigError, Configuration, Environment, SecretFiles};
+use waybill_config::{ConfigError, Configuration, Environment, OpenKey, OpenNames, SecretFiles};
 use waybill_drone_delivery::services::ServicesConfig;
 use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
@@ -73,6 +74,8 @@ pub struct Config {
     pub supervisor: SupervisorConfig,
     /// The agents.
     pub agents: AgentsConfig,
+    /// Values for files of agents, by name: `{{vars.NAME}}`.
+    pub variables: BTreeMap<String, String>,
     /// The workflows that can be run.
     pub workflows: WorkflowsConfig,
     /// The simulated services of the drone-delivery application.
@@ -104,6 +107,7 @@ impl Default for Config {
             scheduler: SchedulerConfig::default(),
             supervisor: SupervisorConfig::default(),
             agents: AgentsConfig::default(),
+            variables: BTreeMap::new(),
             workflows: WorkflowsConfig::default(),
             services: ServicesConfig::default(),
             alerts: AlertsConfig::default(),
@@ -114,9 +118,22 @@ impl Default for Config {
 }
 
 impl Configuration for Config {
-    const OPEN_KEYS: &'static [(&'static str, &'static str)] = &[
-        ("kafka.properties", "SASL_PASSWORD"),
-        ("kafka.propertyFiles", "SASL_PASSWORD"),
+    const OPEN_KEYS: &'static [OpenKey] = &[
+        OpenKey {
+            key: "kafka.properties",
+            example: "SASL_PASSWORD",
+            names: OpenNames::Dotted,
+        },
+        OpenKey {
+            key: "kafka.propertyFiles",
+            example: "SASL_PASSWORD",
+            names: OpenNames::Dotted,
+        },
+        OpenKey {
+            key: "variables",
+            example: "PAYMENTS_URL",
+            names: OpenNames::CamelCase,
+        },
     ];
     const FILE_KEYS: &'static [&'static str] = &[
         "http.tenantLimits.tenants",

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
+use waybill_agent_try::AgentCommand;
 use waybill_config::{ConfigError, Environment, address_from_text};
 use waybill_node::config::Config;
 use waybill_node::telemetry::LogFormat;
@@ -166,6 +167,12 @@ pub enum Command {
         #[command(subcommand)]
         command: DlqCommand,
     },
+    /// Try a request of a declared agent
+    Agent {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: AgentCommand,
+    },
     /// Test an agent against the topic contract, over Kafka
     AgentCheck(Box<AgentCheckArgs>),
     /// List, show and repair operations, over the HTTP API
@@ -308,6 +315,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         "Develop",
         &[
             "workflow",
+            "agent",
             "agent-check",
             "schema",
             "reference",
@@ -411,6 +419,7 @@ impl Command {
             | Self::Completions { .. }
             | Self::Man { .. }
             | Self::Token { .. }
+            | Self::Agent { .. }
             | Self::Workflow { .. }
             | Self::Config { .. } => None,
         }

@@ -5,6 +5,7 @@ use std::error::Error;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
+use waybill_agent_try::AgentCommand;
 use waybill_config::{ConfigError, Environment};
 use waybill_node::Role;
 use waybill_node::config::Config;
@@ -78,6 +79,7 @@ pub fn main() -> ExitCode {
         (Command::Records(arguments), None) => run_command(&config, || arguments.run(&config)),
         (Command::Dlq { command }, None) => run_command(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
+        (Command::Agent { command }, None) => try_agent(&config, command),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Workflow { command }, None) => exit_code(command.run(&config)),
         (Command::Store { command }, None) => run_command(&config, || command.run(&config)),
@@ -139,6 +141,21 @@ fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
     match arguments.run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(error.exit_code(), &error),
+    }
+}
+
+/// Tries a request of an agent. Exit code 1 if it fails, 2 if it cannot be made.
+fn try_agent(config: &Config, command: &AgentCommand) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
+        return report(REFUSED, &error);
+    }
+    match command.run(&config.agents.files, &roles::variables_of(config)) {
+        Ok(tried) if tried.is_success => print(&format!("{}\n", tried.text)),
+        Ok(tried) => {
+            print(&format!("{}\n", tried.text));
+            ExitCode::from(FAILED)
+        }
+        Err(error) => report(REFUSED, error.as_ref()),
     }
 }
 

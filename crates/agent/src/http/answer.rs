@@ -1,14 +1,21 @@
 //! The meaning of a service's answer.
 
+mod config;
+mod rules;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hyper::StatusCode;
-use hyper::header::{HeaderMap, RETRY_AFTER};
+use hyper::header::{CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
+use hyper::http::response::Parts;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use waybill_engine::{Action, Outcome, Outputs};
+
+pub use config::{AnswerOutcome, AnswerRuleConfig, Expected};
+pub(super) use rules::{AnswerRule, RulesOf};
 
 use super::LoadError;
 use super::config::{HttpConfig, StatusesConfig};
@@ -17,6 +24,8 @@ use crate::raw;
 
 /// The longest error message in a reply, in bytes.
 const MESSAGE_BYTES_MAX: usize = 300;
+/// The media type of problem details.
+const PROBLEM: &[u8] = b"application/problem+json";
 /// The longest error code that is taken from a service, in bytes.
 const CODE_BYTES_MAX: usize = 64;
 
@@ -29,12 +38,26 @@ pub(super) enum Verdict {
     Unknown,
     /// For an undo or a probe: no effect exists.
     Absent,
+    /// The service has accepted the request, and may perform it later.
+    Accepted,
+}
+
+/// What an answer means, and what is taken from it.
+pub(super) struct Meaning<'a> {
+    pub(super) verdict: Verdict,
+    /// The code of a failure.
+    pub(super) code: Option<&'a str>,
+    /// The values of a success.
+    pub(super) keep: &'a Keep,
+    /// Whether a rule of the file matched.
+    pub(super) is_by_rule: bool,
 }
 
 /// Maps answers to outcomes.
 #[derive(Debug)]
 pub(super) struct StatusRules {
     statuses: StatusesConfig,
+    answers: Vec<AnswerRule>,
     error_code: String,
 }
 
@@ -43,11 +66,45 @@ impl StatusRules {
         check_pointer("errorCode", &config.error_code)?;
         Ok(Self {
             statuses: config.statuses.clone(),
+            answers: RulesOf {
+                key: "answers",
+                keep: &BTreeMap::new(),
+                may_be_absent: true,
+            }
+            .compile(&config.answers)?,
             error_code: config.error_code.clone(),
         })
     }
 
-    pub(super) fn verdict(&self, status: StatusCode, action: Action) -> Verdict {
+    /// What an answer means: by the first rule that matches, of the request or of the agent, or
+    /// else by its status.
+    pub(super) fn meaning<'a>(
+        &'a self,
+        action: Action,
+        (rules, keep): (&'a [AnswerRule], &'a Keep),
+        head: &Parts,
+        body: Option<&[u8]>,
+    ) -> Meaning<'a> {
+        let json = std::cell::OnceCell::new();
+        let parsed = || *json.get_or_init(|| serde_json::from_slice::<&RawValue>(body?).ok());
+        let mut rules = rules.iter().chain(&self.answers);
+        match rules.find(|rule| rule.matches(action, head.status, &head.headers, parsed)) {
+            Some(rule) => Meaning {
+                verdict: rule.verdict,
+                code: rule.code.as_deref(),
+                keep: rule.keep.as_ref().unwrap_or(keep),
+                is_by_rule: true,
+            },
+            None => Meaning {
+                verdict: self.verdict(head.status, action),
+                code: None,
+                keep,
+                is_by_rule: false,
+            },
+        }
+    }
+
+    fn verdict(&self, status: StatusCode, action: Action) -> Verdict {
         let code = status.as_u16();
         let statuses = &self.statuses;
         if action != Action::Run && statuses.absent.contains(code) {
@@ -58,7 +115,11 @@ impl StatusRules {
             Verdict::Unknown
         } else if statuses.permanent.contains(code) {
             Verdict::Permanent
-        } else if statuses.success.contains(code) || status.is_success() {
+        } else if statuses.success.contains(code) {
+            Verdict::Success
+        } else if status == StatusCode::ACCEPTED {
+            Verdict::Accepted
+        } else if status.is_success() {
             Verdict::Success
         } else if status.is_server_error() {
             Verdict::Unknown
@@ -67,26 +128,35 @@ impl StatusRules {
         }
     }
 
-    /// The outcome of an answer whose status is not a success. `body` is `None` if it could not be
-    /// read: then the status decides alone.
+    /// The outcome of an answer that is not a success. `body` is `None` if it could not be read.
     pub(super) fn failure(
         &self,
-        verdict: Verdict,
-        status: StatusCode,
+        meaning: &Meaning<'_>,
+        head: &Parts,
         body: Option<&[u8]>,
     ) -> Outcome {
+        let status = head.status;
+        if meaning.verdict == Verdict::Accepted {
+            return unknown(
+                "answer-accepted",
+                "the service answered 202 Accepted, which does not say that the request was \
+                 performed: say under `answers` or `statuses` of the agent what it means",
+            );
+        }
         let json = body.and_then(|body| serde_json::from_slice::<Value>(body).ok());
-        let code = json
-            .as_ref()
-            .and_then(|json| json.pointer(&self.error_code))
-            .and_then(Value::as_str)
-            .filter(|code| is_code(code))
-            .map_or_else(|| format!("http-{}", status.as_u16()), str::to_owned);
-        let message = message(status, json.as_ref(), body.unwrap_or_default());
-        match verdict {
+        let of_body = || {
+            let code = json.as_ref()?.pointer(&self.error_code)?.as_str()?;
+            is_code(code).then_some(code)
+        };
+        let code = meaning.code.or_else(of_body);
+        let code = code.map_or_else(|| format!("http-{}", status.as_u16()), str::to_owned);
+        let message = message(head, json.as_ref(), body.unwrap_or_default());
+        match meaning.verdict {
             Verdict::Transient => transient(code, message),
             Verdict::Permanent => permanent(code, message),
-            Verdict::Success | Verdict::Absent | Verdict::Unknown => unknown(code, message),
+            Verdict::Success | Verdict::Absent | Verdict::Unknown | Verdict::Accepted => {
+                unknown(code, message)
+            }
         }
     }
 }
@@ -100,13 +170,22 @@ fn is_code(code: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte))
 }
 
-/// The message for people: the service's (RFC 9457's `detail` or `title`, otherwise the start of
-/// the body).
-fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
-    let explanation = ["detail", "title", "message"]
-        .iter()
-        .find_map(|member| json?.get(member)?.as_str())
-        .map_or_else(|| String::from_utf8_lossy(body), Into::into);
+/// The message for people: the service's, otherwise the start of the body. Problem details (RFC
+/// 9457) have a title for the kind of problem, and a detail for this occurrence.
+fn message(head: &Parts, json: Option<&Value>, body: &[u8]) -> String {
+    let status = head.status;
+    let member = |name: &str| json?.get(name)?.as_str();
+    let is_problem = head.headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let media_type = value.as_bytes().split(|byte| *byte == b';').next();
+        media_type.is_some_and(|it| it.trim_ascii().eq_ignore_ascii_case(PROBLEM))
+    });
+    let explanation: Cow<'_, str> = match (member("title"), member("detail")) {
+        (Some(title), Some(detail)) if is_problem => format!("{title}: {detail}").into(),
+        (title, detail) => detail
+            .or(title)
+            .or_else(|| member("message"))
+            .map_or_else(|| String::from_utf8_lossy(body), Into::into),
+    };
     let explanation = explanation.trim();
     let mut message = format!("the service answered {status}");
     if !explanation.is_empty() {
@@ -120,17 +199,17 @@ fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
     message
 }
 
-/// The wait that the service asks for. The date form of `Retry-After` is ignored: it would compare
-/// the service's clock with this one.
+/// The wait that the service asks for: seconds, or a date. A date counts from the answer's own
+/// `Date`: the clocks of the service and of this machine may differ.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers
-        .get(RETRY_AFTER)?
-        .to_str()
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
-    Some(Duration::from_secs(seconds))
+    let text = |name| headers.get(name)?.to_str().ok().map(str::trim);
+    let asked = text(RETRY_AFTER)?;
+    if let Ok(seconds) = asked.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = |text: &str| Some(jiff::fmt::rfc2822::parse(text).ok()?.timestamp());
+    let wait = date(asked)?.duration_since(date(text(DATE)?)?);
+    Some(Duration::try_from(wait).unwrap_or_default())
 }
 
 /// The values of a successful answer to keep.

@@ -31,7 +31,7 @@ impl AgentsFile {
         let agents = self
             .agents
             .iter()
-            .map(|agent| match Requests::compile(&agent.http) {
+            .map(|agent| match Requests::compile(&agent.http, None) {
                 Ok(requests) => {
                     let tombstones = agent.http.tombstones;
                     let known = DeclaredAgent {
@@ -67,7 +67,7 @@ impl AgentsFile {
     pub fn needed_inputs(&self, workflow: &Workflow) -> Result<NeededInputs, LoadError> {
         let mut needed = NeededInputs::new();
         for agent in &self.agents {
-            let requests = Requests::compile(&agent.http);
+            let requests = Requests::compile(&agent.http, None);
             let requests = requests.map_err(|error| error.of_agent(&agent.name))?;
             for step in workflow.steps() {
                 let Some(actions) = requests.of(&step.name) else {

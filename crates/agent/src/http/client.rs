@@ -1,25 +1,26 @@
 //! One exchange with a service, over persistent connections.
 
+mod connector;
 mod http2;
 
-use std::sync::OnceLock;
+use std::error::Error as _;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
-use hyper::Request;
 use hyper::body::Incoming;
 use hyper::http::response;
-use hyper_tls::HttpsConnector;
+use hyper::{Request, Response};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{self, Builder};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use native_tls::TlsConnector;
 use tokio::time::Instant;
 use waybill_telemetry::chain;
+use waybill_tls::ClientTls;
 
+use self::connector::Connector;
+pub(super) use self::connector::ServiceTls;
 use self::http2::Http2;
-use super::LoadError;
 use super::config::HttpConfig;
 
 /// The connections to one service. No redirect is followed, and no proxy is read from the
@@ -27,7 +28,7 @@ use super::config::HttpConfig;
 #[derive(Debug)]
 pub(super) enum Client {
     Plain(legacy::Client<HttpConnector, Full<Bytes>>),
-    Tls(legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>),
+    Tls(legacy::Client<Connector, Full<Bytes>>),
     Http2(Http2),
 }
 
@@ -58,28 +59,56 @@ pub(super) enum BodyError {
     Incomplete(String),
 }
 
-impl Client {
-    pub(super) fn new(config: &HttpConfig, tls: bool) -> Result<Self, LoadError> {
-        let mut http = HttpConnector::new();
-        http.set_nodelay(true);
-        http.set_connect_timeout(Some(config.connect_timeout));
-        http.set_keepalive(Some(Duration::from_secs(60)));
-        if config.http2 {
-            return Ok(Self::Http2(Http2::new(http, config.pool.idle_for)));
-        }
+/// Exchanges, each over a connection of its own.
+#[derive(Debug)]
+pub(super) struct OneShot(legacy::Client<Connector, Full<Bytes>>);
 
+impl OneShot {
+    /// Connects within `timeout`.
+    pub(super) fn new(tls: ClientTls, timeout: Duration) -> Self {
+        let connector = Connector::new(tcp(timeout), tls, timeout);
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.pool_max_idle_per_host(0);
+        Self(builder.build(connector))
+    }
+
+    /// Sends the request and reads the answer, with a body of at most `bytes_max`.
+    pub(super) async fn exchange(
+        &self,
+        request: Request<Bytes>,
+        bytes_max: usize,
+    ) -> Result<Answer, SendError> {
+        read_answer(self.0.request(request.map(Full::new)).await, bytes_max).await
+    }
+}
+
+fn tcp(connect_timeout: Duration) -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(connect_timeout));
+    tcp.set_keepalive(Some(Duration::from_secs(60)));
+    tcp
+}
+
+impl Client {
+    /// The client of one service, at `https://` or not. `tls` is for it, and for redirects.
+    pub(super) fn new(config: &HttpConfig, is_tls: bool, tls: Option<ServiceTls>) -> Self {
+        let tcp = tcp(config.connect_timeout);
+        if config.http2 && !is_tls {
+            return Self::Http2(Http2::new(tcp, config.pool.idle_for));
+        }
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .pool_idle_timeout(config.pool.idle_for)
             .pool_max_idle_per_host(config.pool.idle_max.unwrap_or(config.concurrency_max));
-        if tls {
-            http.enforce_http(false);
-            let connector = HttpsConnector::from((http, tls_connector()?.into()));
-            Ok(Self::Tls(builder.build(connector)))
-        } else {
-            Ok(Self::Plain(builder.build(http)))
+        match tls {
+            Some(tls) => {
+                let connector = Connector::of_service(tcp, tls, config);
+                Self::Tls(builder.build(connector))
+            }
+            None => Self::Plain(builder.build(tcp)),
         }
     }
 
@@ -96,24 +125,34 @@ impl Client {
             Self::Tls(client) => client.request(request.map(Full::new)).await,
             Self::Http2(client) => return client.exchange(request, until, bytes_max).await,
         };
-        let answer = answer.map_err(|error| match error.is_connect() {
-            true => SendError::Unconnected(chain(&error)),
-            false => SendError::BrokeOff(chain(&error)),
-        })?;
-        let (head, body) = answer.into_parts();
-        let body = read_body(body, bytes_max).await;
-        Ok(Answer { head, body })
+        read_answer(answer, bytes_max).await
     }
 }
 
-/// The TLS settings of the process, loaded once: the system's root certificates are large.
-fn tls_connector() -> Result<TlsConnector, LoadError> {
-    static CONNECTOR: OnceLock<TlsConnector> = OnceLock::new();
-    if let Some(connector) = CONNECTOR.get() {
-        return Ok(connector.clone());
+async fn read_answer(
+    answer: Result<Response<Incoming>, legacy::Error>,
+    bytes_max: usize,
+) -> Result<Answer, SendError> {
+    let answer = answer.map_err(|error| match error.is_connect() {
+        true => SendError::Unconnected(chain(&error)),
+        false if is_unread(&error) => SendError::Unread(chain(&error)),
+        false => SendError::BrokeOff(chain(&error)),
+    })?;
+    let (head, body) = answer.into_parts();
+    let body = read_body(body, bytes_max).await;
+    Ok(Answer { head, body })
+}
+
+/// Whether the service did certainly not process the request, over HTTP/2.
+fn is_unread(error: &legacy::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.downcast_ref().is_some_and(http2::is_unread) {
+            return true;
+        }
+        cause = error.source();
     }
-    let connector = TlsConnector::new().map_err(|source| LoadError::Tls { source })?;
-    Ok(CONNECTOR.get_or_init(|| connector).clone())
+    false
 }
 
 async fn read_body(mut body: Incoming, bytes_max: usize) -> Result<Bytes, BodyError> {

@@ -10,6 +10,10 @@ use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use waybill_units::DurationText;
 
+use super::answer::AnswerRuleConfig;
+use super::auth::{AuthConfig, ServiceTlsConfig};
+use super::redirects::RedirectsConfig;
+
 /// A file of agents.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -35,6 +39,12 @@ pub struct HttpConfig {
     /// Scheme, authority and optionally a path: `https://stock.example/api`. `{name}` is replaced
     /// by a variable that the program supplies when it loads the file.
     pub base_url: String,
+    /// How the agent authenticates itself to the service. Default: not at all.
+    #[serde(default)]
+    pub auth: Option<AuthConfig>,
+    /// TLS, for `https://`.
+    #[serde(default)]
+    pub tls: ServiceTlsConfig,
     /// The request for each step without an entry in `steps`.
     #[serde(default)]
     pub request: Option<RequestConfig>,
@@ -52,6 +62,13 @@ pub struct HttpConfig {
     /// Default: false.
     #[serde(default)]
     pub tombstones: bool,
+    /// The meaning of answers. The first rule that matches counts; those of a request come before
+    /// these. Without one, `statuses` counts.
+    #[serde(default)]
+    pub answers: Vec<AnswerRuleConfig>,
+    /// The redirects to follow. Default: none.
+    #[serde(default)]
+    pub redirects: Option<RedirectsConfig>,
     /// The meaning of the service's statuses.
     #[serde(default)]
     pub statuses: StatusesConfig,
@@ -71,7 +88,8 @@ pub struct HttpConfig {
     /// The largest answer, in bytes, that is read for its values or its error. Default: 65536.
     #[serde(default = "default_response_bytes_max")]
     pub response_bytes_max: usize,
-    /// Speak HTTP/2 without negotiation (over `http://`: with prior knowledge). Default: false.
+    /// Speak HTTP/2: over `http://` with prior knowledge, over `https://` if the service chooses
+    /// it. Default: false.
     #[serde(default)]
     pub http2: bool,
     /// The connection pool.
@@ -105,6 +123,9 @@ pub struct RequestConfig {
     /// trailing `?` marks a value that may be absent.
     #[serde(default)]
     pub keep: BTreeMap<String, String>,
+    /// The meaning of answers to this request.
+    #[serde(default)]
+    pub answers: Vec<AnswerRuleConfig>,
     /// The request that undoes it, under the same idempotency key. Absent: it cannot be undone.
     #[serde(default)]
     pub compensate: Option<InverseConfig>,
@@ -130,14 +151,18 @@ pub struct InverseConfig {
     /// The JSON body, as in a request. Absent: no body.
     #[serde(default)]
     pub body: Option<serde_json::Value>,
+    /// The meaning of answers to this request.
+    #[serde(default)]
+    pub answers: Vec<AnswerRuleConfig>,
 }
 
-/// The meaning of statuses. For a status in none of the lists: 2xx is a success, 5xx unknown, all
-/// others permanent. A list that is given replaces its default.
+/// The meaning of statuses. For a status in none of the lists: 2xx but 202 is a success, 202 and
+/// 5xx are unknown, all others permanent. A list that is given replaces its default.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct StatusesConfig {
-    /// The step succeeded. Default: 200-299.
+    /// The step succeeded. Default: 200-299 without 202, which says only that the service has
+    /// accepted the request.
     pub success: StatusSet,
     /// The request failed without effect and may succeed later. Default: 408, 425, 429, 503. If a
     /// service answers other 5xx only when nothing took effect, add them: the agent then retries
@@ -154,7 +179,7 @@ pub struct StatusesConfig {
 impl Default for StatusesConfig {
     fn default() -> Self {
         Self {
-            success: StatusSet(vec![(200, 299)]),
+            success: StatusSet(vec![(200, 201), (203, 299)]),
             transient: [408, 425, 429, 503].into_iter().collect(),
             permanent: StatusSet::default(),
             unknown: StatusSet::default(),

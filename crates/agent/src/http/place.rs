@@ -1,51 +1,148 @@
 //! Finds the line of an agents file that an error is about.
 
-use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_saphyr::Spanned;
 
 use super::LoadError;
 
-/// An agents file, as far as its lines matter.
-#[derive(Deserialize)]
-struct File {
-    agents: Vec<Agent>,
-}
-
-#[derive(Deserialize)]
-struct Agent {
-    name: Spanned<String>,
-    http: Http,
-}
-
-#[derive(Deserialize)]
-struct Http {
-    request: Option<Spanned<IgnoredAny>>,
-    #[serde(default)]
-    steps: BTreeMap<String, Spanned<IgnoredAny>>,
+/// A part of an agents file: what is below its keys, and in its lists.
+enum Node {
+    Keys(Vec<(String, Spanned<Node>)>),
+    Items(Vec<Spanned<Node>>),
+    Text(String),
+    Other,
 }
 
 impl LoadError {
-    /// The line of the agents file `text` that the error is about, from 1: where the request for
-    /// the step begins, or else the agent's name. `None` if the error names no agent of the file.
+    /// The line of the agents file `text` that the error is about, from 1: that of the key at
+    /// fault, where the request for the step begins, or else the agent's name. `None` if the error
+    /// names no agent of the file.
     #[must_use]
     pub fn line(&self, text: &str) -> Option<u64> {
-        let (name, step) = match self {
-            Self::Agent { agent, .. } => (agent, None),
-            Self::UnmetRequirement { agent, step, .. } => (agent, Some(step)),
-            Self::Yaml { .. } | Self::Invalid { .. } | Self::Template { .. } | Self::Tls { .. } => {
-                return None;
+        let (Self::Agent { agent, .. } | Self::UnmetRequirement { agent, .. }) = self else {
+            return None;
+        };
+        let file: Node = serde_saphyr::from_str(text).ok()?;
+        let Node::Items(agents) = &file.get("agents")?.value else {
+            return None;
+        };
+        // Of two agents with the same name, the second is refused.
+        let (name, agent) = agents.iter().rev().find_map(|node| {
+            let name = node.value.get("name")?;
+            matches!(&name.value, Node::Text(text) if text == agent).then_some((name, node))
+        })?;
+        let http = agent.value.get("http").map(|http| &http.value);
+        let line = http.and_then(|http| self.line_in(http));
+        Some(line.unwrap_or_else(|| name.referenced.line()))
+    }
+
+    /// The line below the agent's `http`, if the error is about a part of it.
+    fn line_in(&self, http: &Node) -> Option<u64> {
+        match self {
+            Self::Agent { source, .. } => match &**source {
+                Self::Invalid { key, .. } | Self::Template { key, .. } => http.line_of(key),
+                Self::Yaml { .. } | Self::Agent { .. } | Self::UnmetRequirement { .. } => None,
+            },
+            Self::UnmetRequirement { step, .. } => {
+                let of_step = http.get("steps").and_then(|steps| steps.value.get(step));
+                let request = of_step.or_else(|| http.get("request"))?;
+                Some(request.referenced.line())
+            }
+            Self::Yaml { .. } | Self::Invalid { .. } | Self::Template { .. } => None,
+        }
+    }
+}
+
+impl Node {
+    fn get(&self, key: &str) -> Option<&Spanned<Self>> {
+        let Self::Keys(keys) = self else {
+            return None;
+        };
+        let (_, value) = keys.iter().find(|(name, _)| name == key)?;
+        Some(value)
+    }
+
+    /// The line of what is at this path, or as far along it as there is something. A key may itself
+    /// contain dots, and an item of a list is named by its index.
+    fn line_of(&self, path: &str) -> Option<u64> {
+        let after = |name: &str| {
+            let rest = path.strip_prefix(name)?;
+            match rest.strip_prefix('.') {
+                Some(rest) => Some(rest),
+                None => rest.is_empty().then_some(rest),
             }
         };
-        let file: File = serde_saphyr::from_str(text).ok()?;
-        // Of two agents with the same name, the second is refused.
-        let agents = file.agents.into_iter().rev();
-        let Agent { name, http } = agents.into_iter().find(|agent| agent.name.value == *name)?;
-        let request = step.and_then(|step| http.steps.get(step).or(http.request.as_ref()));
-        let place = request.map_or(name.referenced, |request| request.referenced);
-        Some(place.line())
+        let (rest, value) = match self {
+            Self::Keys(keys) => {
+                let mut keys = keys.iter();
+                keys.find_map(|(name, value)| Some((after(name)?, value)))?
+            }
+            Self::Items(items) => {
+                let mut indexed = items.iter().enumerate();
+                indexed.find_map(|(index, value)| Some((after(&index.to_string())?, value)))?
+            }
+            Self::Text(_) | Self::Other => return None,
+        };
+        value.value.line_of(rest).or(Some(value.referenced.line()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Nodes)
+    }
+}
+
+struct Nodes;
+
+impl<'de> Visitor<'de> for Nodes {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut keys = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            keys.push(entry);
+        }
+        Ok(Node::Keys(keys))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(Node::Items(items))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Text(text.to_owned()))
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Node, E> {
+        Ok(Node::Other)
     }
 }
 

@@ -9,10 +9,12 @@ use hyper::{HeaderMap, Method, Request, Uri};
 use waybill_engine::Action;
 
 use super::LoadError;
-use super::answer::Keep;
+use super::answer::{AnswerRule, Keep, RulesOf};
 use super::config::{HttpConfig, InverseConfig, RequestConfig};
 use crate::spans::TRACEPARENT;
-use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
+use crate::template::{
+    Body, KnownVariables, Path, RenderError, Scope, TemplateError, Text, Variables, rfc3339,
+};
 
 /// The allowed methods.
 const METHODS: [Method; 6] = [
@@ -36,6 +38,15 @@ const RESERVED_HEADERS: [&str; 10] = [
     "trailer",
     "transfer-encoding",
     "upgrade",
+];
+
+/// Headers whose values are credentials.
+pub(super) const CREDENTIAL_HEADERS: [&str; 5] = [
+    "api-key",
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "x-auth-token",
 ];
 
 /// All requests of an agent, with its base URL.
@@ -82,13 +93,11 @@ pub(super) struct StepPlan {
     headers: Vec<(HeaderName, Text)>,
     body: Option<Body>,
     pub(super) keep: Keep,
+    pub(super) answers: Vec<AnswerRule>,
 }
 
 impl Plan {
-    pub(super) fn compile(
-        config: &HttpConfig,
-        variables: &BTreeMap<String, String>,
-    ) -> Result<Self, LoadError> {
+    pub(super) fn compile(config: &HttpConfig, variables: &Variables) -> Result<Self, LoadError> {
         Ok(Self {
             base: Base::parse(&config.base_url, variables)?,
             idempotency_key_header: header_name(
@@ -96,12 +105,55 @@ impl Plan {
                 &config.idempotency_key_header,
             )?,
             complete_by_header: header_name("completeByHeader", &config.complete_by_header)?,
-            requests: Requests::compile(config)?,
+            requests: Requests::compile(config, Some(variables))?,
         })
     }
 
     pub(super) fn is_tls(&self) -> bool {
         self.base.scheme == Scheme::HTTPS
+    }
+
+    /// The scheme and the host of the service.
+    pub(super) fn service(&self) -> Uri {
+        let uri = Uri::builder()
+            .scheme(self.base.scheme.clone())
+            .authority(self.base.authority.clone())
+            .path_and_query("/");
+        uri.build()
+            .expect("scheme, authority and path are all given")
+    }
+
+    /// Whether the service is on this machine.
+    pub(super) fn is_this_machine(&self) -> bool {
+        is_this_machine(self.base.authority.host())
+    }
+
+    /// Refuses requests that set a header, which the agent itself sets.
+    pub(super) fn refuse_header(&self, header: &HeaderName) -> Result<(), LoadError> {
+        let why = || format!("`auth` sets the header {header}, too: remove one of them");
+        for (key, own) in [
+            ("idempotencyKeyHeader", &self.idempotency_key_header),
+            ("completeByHeader", &self.complete_by_header),
+        ] {
+            if own == header {
+                return Err(LoadError::invalid(key, why()));
+            }
+        }
+        let of_step = self.requests.of_step.values();
+        for actions in of_step.chain(&self.requests.of_any_step) {
+            for (suffix, plan) in [
+                ("", Some(&actions.run)),
+                (".compensate", actions.compensate.as_ref()),
+                (".probe", actions.probe.as_ref()),
+            ] {
+                let mut names = plan.into_iter().flat_map(|plan| &plan.headers);
+                if names.any(|(name, _)| name == header) {
+                    let key = format!("{}{suffix}.headers", actions.key);
+                    return Err(LoadError::invalid(key, why()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The request for an action of a step; `None` if this agent has none.
@@ -176,8 +228,12 @@ fn scope_header(placeholder: &str, value: &str) -> Result<HeaderValue, RenderErr
 }
 
 impl Base {
-    fn parse(text: &str, variables: &BTreeMap<String, String>) -> Result<Self, LoadError> {
-        let text = substitute(text, variables)?;
+    fn parse(text: &str, variables: &Variables) -> Result<Self, LoadError> {
+        let text = variables.substitute(text);
+        let text = text.map_err(|source| LoadError::Template {
+            key: "baseUrl".to_owned(),
+            source,
+        })?;
         let invalid = |why: &str| LoadError::invalid("baseUrl", format!("{text:?} {why}"));
         if text.contains(['?', '#']) {
             return Err(invalid("has a query or a fragment"));
@@ -205,39 +261,11 @@ impl Base {
     }
 }
 
-/// Replaces each `{name}` by its variable.
-fn substitute(text: &str, variables: &BTreeMap<String, String>) -> Result<String, LoadError> {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find('{') {
-        out.push_str(&rest[..start]);
-        let inner = &rest[start + 1..];
-        let Some(end) = inner.find('}') else {
-            return Err(LoadError::invalid(
-                "baseUrl",
-                format!("`{{` is not closed in {text:?}"),
-            ));
-        };
-        let name = &inner[..end];
-        let Some(value) = variables.get(name) else {
-            let known: Vec<&str> = variables.keys().map(String::as_str).collect();
-            return Err(LoadError::invalid(
-                "baseUrl",
-                format!(
-                    "`{{{name}}}` is an unknown variable; known variables: {}",
-                    known.join(", ")
-                ),
-            ));
-        };
-        out.push_str(value);
-        rest = &inner[end + 1..];
-    }
-    out.push_str(rest);
-    Ok(out)
-}
-
 impl Requests {
-    pub(super) fn compile(config: &HttpConfig) -> Result<Self, LoadError> {
+    pub(super) fn compile(
+        config: &HttpConfig,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, LoadError> {
         if config.request.is_none() && config.steps.is_empty() {
             return Err(LoadError::invalid(
                 "request",
@@ -248,13 +276,13 @@ impl Requests {
             of_any_step: config
                 .request
                 .as_ref()
-                .map(|request| Actions::compile("request", request))
+                .map(|request| Actions::compile("request", request, variables))
                 .transpose()?,
             of_step: config
                 .steps
                 .iter()
                 .map(|(step, request)| {
-                    let actions = Actions::compile(&format!("steps.{step}"), request)?;
+                    let actions = Actions::compile(&format!("steps.{step}"), request, variables)?;
                     Ok((step.clone(), actions))
                 })
                 .collect::<Result<_, LoadError>>()?,
@@ -277,7 +305,11 @@ impl Actions {
         }
     }
 
-    fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
+    fn compile(
+        key: &str,
+        config: &RequestConfig,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, LoadError> {
         let inverse = |name: &str, inverse: &InverseConfig, keep: &BTreeMap<String, String>| {
             let request = RequestConfig {
                 method: inverse.method.clone(),
@@ -285,15 +317,16 @@ impl Actions {
                 headers: inverse.headers.clone(),
                 body: inverse.body.clone(),
                 keep: keep.clone(),
+                answers: inverse.answers.clone(),
                 compensate: None,
                 probe: None,
             };
-            StepPlan::compile(&format!("{key}.{name}"), &request)
+            StepPlan::compile(&format!("{key}.{name}"), &request, variables, true)
         };
         let nothing = BTreeMap::new();
         Ok(Self {
             key: key.to_owned(),
-            run: StepPlan::compile(key, config)?,
+            run: StepPlan::compile(key, config, variables, false)?,
             compensate: config
                 .compensate
                 .as_ref()
@@ -338,7 +371,12 @@ impl StepPlan {
         needed
     }
 
-    fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
+    fn compile(
+        key: &str,
+        config: &RequestConfig,
+        variables: KnownVariables<'_>,
+        may_be_absent: bool,
+    ) -> Result<Self, LoadError> {
         let template = |part: &str, source: TemplateError| LoadError::Template {
             key: format!("{key}.{part}"),
             source,
@@ -357,31 +395,73 @@ impl StepPlan {
                         ),
                     )
                 })?,
-            path: Path::compile(&config.path).map_err(|source| template("path", source))?,
+            path: Path::compile(&config.path, variables)
+                .map_err(|source| template("path", source))?,
             headers: config
                 .headers
                 .iter()
                 .map(|(name, value)| {
-                    let key = format!("{key}.headers");
-                    let value = Text::compile(value).map_err(|source| LoadError::Template {
-                        key: format!("{key}.{name}"),
-                        source,
-                    })?;
-                    Ok((header_name(&key, name)?, value))
+                    let key = format!("{key}.headers.{name}");
+                    let compiled =
+                        Text::compile(value, variables).map_err(|source| LoadError::Template {
+                            key: key.clone(),
+                            source,
+                        })?;
+                    let name = header_name(&key, name)?;
+                    refuse_credential(&key, &name, value, &compiled)?;
+                    Ok((name, compiled))
                 })
                 .collect::<Result<_, LoadError>>()?,
             body: config
                 .body
                 .as_ref()
-                .map(Body::compile)
+                .map(|body| Body::compile(body, variables))
                 .transpose()
                 .map_err(|source| template("body", source))?,
             keep: Keep::compile(&format!("{key}.keep"), &config.keep)?,
+            answers: RulesOf {
+                key: &format!("{key}.answers"),
+                keep: &config.keep,
+                may_be_absent,
+            }
+            .compile(&config.answers)?,
         })
     }
 }
 
-fn header_name(key: &str, name: &str) -> Result<HeaderName, LoadError> {
+/// Whether a host is this machine.
+pub(super) fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    let address = address.parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Refuses a header whose value is a credential, or names an environment variable.
+fn refuse_credential(
+    key: &str,
+    name: &HeaderName,
+    template: &str,
+    value: &Text,
+) -> Result<(), LoadError> {
+    let is_of_environment = template.contains("${");
+    if is_of_environment || (CREDENTIAL_HEADERS.contains(&name.as_str()) && value.is_fixed()) {
+        let what = match is_of_environment {
+            true => "`${...}` is not replaced in this file",
+            false => "holds a credential, which everybody who may read this file would know",
+        };
+        return Err(LoadError::invalid(
+            key,
+            format!(
+                "{what}. Put the credential into a file, and name that file under `http`: \
+                 `auth: {{ bearer: {{ tokenFile: /run/secrets/token }} }}`; instead of `bearer` also \
+                 `basic`, `apiKey` or `oauth2`"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn header_name(key: &str, name: &str) -> Result<HeaderName, LoadError> {
     HeaderName::from_bytes(name.as_bytes())
         .ok()
         .filter(|name| !RESERVED_HEADERS.contains(&name.as_str()))

@@ -1,7 +1,7 @@
 //! The declarative agent against a service with scripted answers.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,12 +16,18 @@ use waybill_telemetry::chain;
 use super::*;
 use crate::testing::{StepRequestBuilder, attempt};
 
+mod answers;
+mod auth;
 mod breaker;
 mod check;
 mod exchange;
 mod http2;
 mod load;
+mod tls;
+mod tls_http2;
+mod trial;
 mod undo_and_probe;
+mod variables;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -116,8 +122,22 @@ fn agent(service: &str, rest: &str) -> HttpAgent {
 
 fn load(yaml: &str, service: &str) -> Result<HttpAgent, LoadError> {
     let file = AgentsFile::from_yaml(yaml)?;
-    let variables = BTreeMap::from([("service".to_owned(), service.to_owned())]);
-    HttpAgent::new(&file.agents[0].name, &file.agents[0].http, &variables)
+    HttpAgent::new(
+        &file.agents[0].name,
+        &file.agents[0].http,
+        &variables(service),
+    )
+}
+
+fn variables(service: &str) -> Variables {
+    let of = |pairs: &[(&str, &str)]| {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        pairs.iter().map(owned).collect()
+    };
+    Variables::new(
+        of(&[("service", service)]),
+        of(&[("payments", service), ("region", "eu/1"), ("empty", "")]),
+    )
 }
 
 fn indent(text: &str) -> String {

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Part, Placeholder, RenderError, Scope, TemplateError, Text, push_json_string};
+use super::{
+    KnownVariables, Part, Placeholder, RenderError, Scope, TemplateError, Text, push_json_string,
+};
 
 /// A JSON body with placeholders in its strings.
 ///
@@ -25,8 +27,11 @@ enum Node {
 
 impl Body {
     /// Compiles a template.
-    pub(crate) fn compile(template: &Value) -> Result<Self, TemplateError> {
-        Node::compile(template).map(Self)
+    pub(crate) fn compile(
+        template: &Value,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, TemplateError> {
+        Node::compile(template, variables).map(Self)
     }
 
     /// The results, as `step.name`, that it requires.
@@ -60,10 +65,10 @@ impl Body {
 }
 
 impl Node {
-    fn compile(template: &Value) -> Result<Self, TemplateError> {
+    fn compile(template: &Value, variables: KnownVariables<'_>) -> Result<Self, TemplateError> {
         let node = match template {
             Value::String(text) => {
-                let mut compiled = Text::compile(text)?;
+                let mut compiled = Text::compile(text, variables)?;
                 match compiled.0.as_slice() {
                     [Part::Placeholder(_)] => match compiled.0.pop() {
                         Some(Part::Placeholder(placeholder)) => Self::Value(placeholder),
@@ -80,7 +85,7 @@ impl Node {
                         let mut name = String::with_capacity(key.len() + 3);
                         push_json_string(key, &mut name);
                         name.push(':');
-                        Ok((name.into_boxed_str(), Self::compile(value)?))
+                        Ok((name.into_boxed_str(), Self::compile(value, variables)?))
                     })
                     .collect::<Result<Vec<_>, TemplateError>>()?;
                 if members.iter().all(|(_, node)| node.is_literal()) {
@@ -92,7 +97,7 @@ impl Node {
             Value::Array(items) => {
                 let items = items
                     .iter()
-                    .map(Self::compile)
+                    .map(|item| Self::compile(item, variables))
                     .collect::<Result<Vec<_>, _>>()?;
                 if items.iter().all(Self::is_literal) {
                     Self::literal(template)

@@ -1,6 +1,6 @@
 //! URL paths.
 
-use super::{Escape, RenderError, Scope, TemplateError, Text};
+use super::{Escape, KnownVariables, RenderError, Root, Scope, TemplateError, Text};
 
 /// A path that starts with `/`, with its query if it has one.
 #[derive(Clone, PartialEq, Debug)]
@@ -12,7 +12,10 @@ pub(crate) struct Path {
 impl Path {
     /// Compiles a template. Its fixed parts must be valid on the wire: percent-encoded where
     /// needed, without empty or dot segments, and without a fragment.
-    pub(crate) fn compile(template: &str) -> Result<Self, TemplateError> {
+    pub(crate) fn compile(
+        template: &str,
+        variables: KnownVariables<'_>,
+    ) -> Result<Self, TemplateError> {
         let refuse = |why| TemplateError::Path {
             template: template.to_owned(),
             why,
@@ -24,9 +27,11 @@ impl Path {
         };
         let segments = path
             .split('/')
-            .map(Text::compile)
+            .map(|segment| Text::compile(segment, variables))
             .collect::<Result<Vec<_>, _>>()?;
-        let query = query.map(Text::compile).transpose()?;
+        let query = query
+            .map(|query| Text::compile(query, variables))
+            .transpose()?;
 
         let literals = segments
             .iter()
@@ -50,6 +55,15 @@ impl Path {
                 && is_dot_segment(literal)
             {
                 return Err(refuse("has a `.` or `..` segment"));
+            }
+            if let [super::Part::Placeholder(placeholder)] = segment.0.as_slice()
+                && let Root::Variable(value) = &placeholder.root
+                && variables.is_some()
+                && (value.is_empty() || is_dot_segment(value))
+            {
+                return Err(refuse(
+                    "has a variable that is empty, `.` or `..` as a segment",
+                ));
             }
         }
         Ok(Self { segments, query })

@@ -24,7 +24,7 @@ fn request_with(input: &str) -> StepRequest {
 
 fn text(template: &str, input: &Value) -> Result<String, RenderError> {
     let request = request(input);
-    Text::compile(template)
+    Text::compile(template, None)
         .unwrap()
         .render(&Scope::new(&request, "op/fly"))
 }
@@ -32,7 +32,7 @@ fn text(template: &str, input: &Value) -> Result<String, RenderError> {
 fn path(template: &str, input: &Value) -> Result<String, RenderError> {
     let request = request(input);
     let mut out = String::new();
-    Path::compile(template)
+    Path::compile(template, None)
         .unwrap()
         .render_into(&Scope::new(&request, "op/fly"), &mut out)
         .map(|()| out)
@@ -40,7 +40,7 @@ fn path(template: &str, input: &Value) -> Result<String, RenderError> {
 
 fn body(template: &Value, input: &Value) -> Result<String, RenderError> {
     let request = request(input);
-    Body::compile(template)
+    Body::compile(template, None)
         .unwrap()
         .render(&Scope::new(&request, "op/fly"))
 }
@@ -92,7 +92,7 @@ fn a_value_that_is_missing_or_does_not_fit_is_named() {
     }
     let mut request = request(&json!({}));
     request.input = (*b"{").into();
-    let error = Text::compile("{{input.a}}")
+    let error = Text::compile("{{input.a}}", None)
         .unwrap()
         .render(&Scope::new(&request, "k"))
         .unwrap_err();
@@ -113,7 +113,7 @@ fn templates_that_name_nothing_are_refused_at_load() {
         "{{input.a}",
         "x {{",
     ] {
-        assert!(Text::compile(template).is_err(), "{template}");
+        assert!(Text::compile(template, None).is_err(), "{template}");
     }
 }
 
@@ -176,10 +176,10 @@ fn paths_that_are_not_safe_are_refused_at_load() {
         "/\u{e9}",
         "/a/{{input.id",
     ] {
-        assert!(Path::compile(template).is_err(), "{template}");
+        assert!(Path::compile(template, None).is_err(), "{template}");
     }
     for template in ["/", "/a/", "/a/b-._~!$&'()*+,;=:@", "/%7Ea?x=/?"] {
-        assert!(Path::compile(template).is_ok(), "{template}");
+        assert!(Path::compile(template, None).is_ok(), "{template}");
     }
 }
 
@@ -244,7 +244,7 @@ fn numbers_of_any_size_stay_values_in_a_path() {
 
 #[test]
 fn values_copied_into_a_body_keep_their_text() {
-    let template = Body::compile(&json!({"v": "{{input.v}}"})).unwrap();
+    let template = Body::compile(&json!({"v": "{{input.v}}"}), None).unwrap();
     let rendered = |text: &str| {
         let request = request_with(&format!("{{\"v\": {text}}}"));
         template.render(&Scope::new(&request, "op/fly")).unwrap()
@@ -270,7 +270,7 @@ fn values_copied_into_a_body_keep_their_text() {
 fn a_number_of_many_digits_names_the_same_thing_in_a_path() {
     let request = request_with(r#"{"id": 18446744073709551617}"#);
     let mut out = String::new();
-    Path::compile("/bookings/{{input.id}}")
+    Path::compile("/bookings/{{input.id}}", None)
         .unwrap()
         .render_into(&Scope::new(&request, "op/fly"), &mut out)
         .unwrap();
@@ -289,10 +289,18 @@ fn a_placeholder_in_single_braces_is_refused_and_other_braces_are_text() {
         let refused = TemplateError::SingleBraces {
             placeholder: written.to_owned(),
         };
-        assert_eq!(Text::compile(&template).unwrap_err(), refused, "{template}");
-        assert_eq!(Path::compile(&template).unwrap_err(), refused, "{template}");
         assert_eq!(
-            Body::compile(&json!({"a": [template]})).unwrap_err(),
+            Text::compile(&template, None).unwrap_err(),
+            refused,
+            "{template}"
+        );
+        assert_eq!(
+            Path::compile(&template, None).unwrap_err(),
+            refused,
+            "{template}"
+        );
+        assert_eq!(
+            Body::compile(&json!({"a": [template]}), None).unwrap_err(),
             refused
         );
     }

@@ -12,7 +12,7 @@ pub(super) struct Config {
 }
 
 impl Configuration for Config {
-    const OPEN_KEYS: &'static [(&'static str, &'static str)] = &[];
+    const OPEN_KEYS: &'static [waybill_config::OpenKey] = &[];
     const FILE_KEYS: &'static [&'static str] = &[
         "alerts.receivers",
         "alerts.owners.email",

@@ -29,7 +29,7 @@ pub use metrics::METRICS;
 use self::fetch::{Fetcher, KeySet};
 use super::JwtConfig;
 use super::jwks::Keys;
-use crate::reread::FileRefused;
+use waybill_tls::reread::FileRefused;
 
 /// The keys of an issuer.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Issuer {
     /// The issuer whose keys the configuration says to fetch; `None` if it does not.
     pub(super) fn new(config: &JwtConfig) -> Result<Option<Self>, FileRefused> {
         let address = KeysAddress::of(config).map_err(|error| FileRefused {
-            key: "auth.jwt",
+            key: "auth.jwt".into(),
             problem: error.to_string(),
         })?;
         let Some(address) = address else {

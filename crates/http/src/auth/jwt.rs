@@ -8,7 +8,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::json;
-use crate::reread::{FileRefused, Reread};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::errors::ErrorKind;
@@ -18,6 +17,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use waybill_engine::Timestamp;
 use waybill_telemetry::visible::is_visible;
+use waybill_tls::reread::{FileRefused, Reread};
 
 use super::JwtConfig;
 use super::issuer::Issuer;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::{Denied, JwtConfig, Scope, Scopes, Tenants};
-use crate::reread::FileRefused;
+use waybill_tls::reread::FileRefused;
 
 /// How claims are read as rights.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl RightsRules {
         let mut rights = BTreeMap::new();
         for (name, group) in &config.groups {
             let tenants = group.tenants().map_err(|problem| FileRefused {
-                key: "auth.jwt.groups",
+                key: "auth.jwt.groups".into(),
                 problem: format!("{name}: {problem}"),
             })?;
             let scopes = group.scopes.clone();

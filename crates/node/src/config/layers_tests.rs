@@ -456,3 +456,29 @@ fn the_mode_of_every_secret_file_is_checked_and_the_warning_names_its_key() {
     ];
     assert_eq!(found.collect::<Vec<_>>(), expected);
 }
+
+#[test]
+fn variables_come_from_the_file_and_the_environment() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "variables:\n  paymentsUrl: https://a.example\n  region: eu\n";
+    std::fs::write(file.path(), text).unwrap();
+    let environment = [
+        ("WAYBILL_VARIABLES__PAYMENTS_URL", "https://b.example"),
+        ("WAYBILL_VARIABLES__LIMIT", "0123"),
+    ];
+    let environment = environment.into_iter().collect();
+    let config = Config::load(Some(file.path()), &environment).unwrap();
+    let found: Vec<_> = config.variables.iter().collect();
+    let text = |(name, value): (&'static str, &'static str)| (name.to_owned(), value.to_owned());
+    let expected = [
+        ("limit", "0123"),
+        ("paymentsUrl", "https://b.example"),
+        ("region", "eu"),
+    ]
+    .map(text);
+    assert!(
+        found
+            .into_iter()
+            .eq(expected.iter().map(|(name, value)| (name, value)))
+    );
+}

@@ -49,7 +49,39 @@ fn check_common(config: &Config) -> Result<(), ConfigError> {
         !config.data_dir.as_os_str().is_empty(),
         "dataDir",
         "must not be empty",
-    )
+    )?;
+    check_variables(config)
+}
+
+/// Checks the values for files of agents.
+fn check_variables(config: &Config) -> Result<(), ConfigError> {
+    const NAME_BYTES_MAX: usize = 64;
+    const VALUE_BYTES_MAX: usize = 4096;
+    const VARIABLES_MAX: usize = 1000;
+    require(
+        config.variables.len() <= VARIABLES_MAX,
+        "variables",
+        "must be at most 1000",
+    )?;
+    for (name, value) in &config.variables {
+        let mut bytes = name.bytes();
+        let is_name = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic())
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            && name.len() <= NAME_BYTES_MAX;
+        // Only visible characters of a name that is not one.
+        let key = format!("variables.{}", name.escape_debug());
+        require(
+            is_name,
+            &key,
+            "must have a name of 1 to 64 of a-z, A-Z, 0-9, '-' and '_', of which the first is a to z or A to Z",
+        )?;
+        require(
+            value.len() <= VALUE_BYTES_MAX && !value.chars().any(char::is_control),
+            &key,
+            "must have at most 4096 bytes, without control characters",
+        )?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -65,6 +97,16 @@ mod tests {
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("dataDir", |c| c.data_dir = "".into()),
+            ("variables.1st", |c| {
+                c.variables.insert("1st".to_owned(), "a".to_owned());
+            }),
+            ("variables.payments", |c| {
+                c.variables
+                    .insert("payments".to_owned(), "a\r\nb".to_owned());
+            }),
+            ("variables.payments", |c| {
+                c.variables.insert("payments".to_owned(), "a".repeat(5000));
+            }),
             ("shutdownTimeout", |c| {
                 c.shutdown_timeout = Duration::from_secs(1)
             }),

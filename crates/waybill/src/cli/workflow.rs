@@ -51,8 +51,7 @@ impl WorkflowCommand {
         let mut known = Vec::new();
         let mut needed = NeededInputs::new();
         for path in agents {
-            let services = config.services.elsewhere();
-            let loaded = load_agents_file(path, &services, &workflows)?;
+            let loaded = load_agents_file(path, config, &workflows)?;
             known.extend(loaded.names);
             for (field, steps) in loaded.needed_inputs {
                 needed.entry(field).or_default().extend(steps);

@@ -2,11 +2,10 @@
 
 mod function;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs};
+use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs, Variables};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls, Membership};
 use waybill_config::{misspelling_of, read_text};
 use waybill_drone_delivery::services::Caller;
@@ -103,12 +102,13 @@ pub(super) fn load(
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     let mut handlers = Vec::new();
+    let variables = variables(config, &services.address);
     if config.agents.built_in {
         match config.agents.built_in_calls {
             BuiltInCalls::Http => {
                 let file =
                     AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).context(BUILT_IN)?;
-                let loaded = load_from(&file, &services.address, workflows);
+                let loaded = load_from(&file, &variables, workflows);
                 handlers.extend(loaded.context(BUILT_IN)?);
             }
             BuiltInCalls::Function => {
@@ -121,7 +121,7 @@ pub(super) fn load(
     }
     for path in &config.agents.files {
         let file = AgentsFile::read(path).map_err(|error| error.of_key("agents.files"))?;
-        handlers.extend(load_from_file(path, &file, &services.address, workflows)?);
+        handlers.extend(load_from_file(path, &file, &variables, workflows)?);
     }
     Ok(handlers)
 }
@@ -207,11 +207,14 @@ pub(crate) struct Loaded {
 /// If the file cannot be read, or its agents are invalid or do not fit a workflow.
 pub(crate) fn load_file(
     path: &Path,
-    services: &str,
+    config: &Config,
     workflows: &Workflows,
 ) -> anyhow::Result<Loaded> {
     let file = AgentsFile::read(path)?;
-    load_from_file(path, &file, services, workflows)?;
+    // Without the files that the agents name: their secrets are on other machines.
+    let checked = file.check_settings(&variables_of(config));
+    let checked = checked.and_then(|()| file.check(workflows));
+    checked.map_err(|error| of_file(path, error.into()))?;
     let mut needed_inputs = NeededInputs::new();
     for workflow in workflows.iter() {
         for (field, steps) in file.needed_inputs(workflow)? {
@@ -241,24 +244,37 @@ fn names_of(file: &AgentsFile) -> Vec<String> {
 fn load_from_file(
     path: &Path,
     file: &AgentsFile,
-    services: &str,
+    variables: &Variables,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
-    load_from(file, services, workflows).map_err(|error| {
-        let text = read_text(path).unwrap_or_default();
-        let refused = error.downcast_ref::<LoadError>();
-        let line = refused.and_then(|refused| refused.line(&text));
-        let line = line.map(|line| format!(":{line}")).unwrap_or_default();
-        error.context(format!("{}{line}", path.display()))
-    })
+    load_from(file, variables, workflows).map_err(|error| of_file(path, error))
+}
+
+/// The error with its place in the file.
+fn of_file(path: &Path, error: anyhow::Error) -> anyhow::Error {
+    let text = read_text(path).unwrap_or_default();
+    let refused = error.downcast_ref::<LoadError>();
+    let line = refused.and_then(|refused| refused.line(&text));
+    let line = line.map(|line| format!(":{line}")).unwrap_or_default();
+    error.context(format!("{}{line}", path.display()))
 }
 
 fn load_from(
     file: &AgentsFile,
-    services: &str,
+    variables: &Variables,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     file.check(workflows)?;
-    let variables = BTreeMap::from([("services".to_owned(), format!("http://{services}"))]);
-    Ok(file.load(&variables)?)
+    Ok(file.load(variables)?)
+}
+
+/// The variables of agents whose services run elsewhere.
+pub(crate) fn variables_of(config: &Config) -> Variables {
+    variables(config, &config.services.elsewhere())
+}
+
+/// The variables of agents: the address of the simulated services, and those of the configuration.
+fn variables(config: &Config, services: &str) -> Variables {
+    let program = [("services".to_owned(), format!("http://{services}"))];
+    Variables::new(program.into(), config.variables.clone())
 }

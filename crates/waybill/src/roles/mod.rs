@@ -49,7 +49,7 @@ use self::agents::Reached;
 
 pub(crate) use agents::{
     built_in as built_in_agents, elsewhere as agents_elsewhere, load_file as load_agents_file,
-    refuse_misspelt as refuse_misspelt_agents,
+    refuse_misspelt as refuse_misspelt_agents, variables_of,
 };
 pub(crate) use check::{agents_elsewhere_of, check_files_of, check_for, check_to_run};
 pub(crate) use lifecycle::run;

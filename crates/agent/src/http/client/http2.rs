@@ -11,7 +11,8 @@
 //! * No request starts beyond the number of concurrent streams that the service allows: it would be
 //!   sent later, perhaps past its complete-by. So it waits here for a free stream.
 //!
-//! Deliberately absent: negotiation, TLS, additional connections, and retries.
+//! Deliberately absent: negotiation, TLS, additional connections, and retries. Over TLS, hyper's
+//! client speaks HTTP/2.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -271,13 +272,17 @@ async fn close_idle(
 
 /// The error of an exchange that had no answer.
 fn broke_off(error: h2::Error) -> SendError {
-    // The service did not process a stream that it refused, or one above the last stream ID of its
-    // GOAWAY (RFC 9113, sections 6.8 and 8.7).
-    let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
-    if error.is_remote() && (is_refused || error.is_go_away()) {
-        return SendError::Unread(chain(&error));
+    match is_unread(&error) {
+        true => SendError::Unread(chain(&error)),
+        false => SendError::BrokeOff(chain(&error)),
     }
-    SendError::BrokeOff(chain(&error))
+}
+
+/// Whether the service did not process a stream: it refused the stream, or the stream is above the
+/// last stream ID of its GOAWAY (RFC 9113, sections 6.8 and 8.7).
+pub(super) fn is_unread(error: &h2::Error) -> bool {
+    let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    error.is_remote() && (is_refused || error.is_go_away())
 }
 
 async fn read_body(mut body: RecvStream, bytes_max: usize) -> Result<Bytes, BodyError> {

@@ -282,7 +282,7 @@ async fn a_transient_failure_is_tried_again_inside_the_attempt_with_the_same_key
     assert_eq!(outcome(&agent).await, Outcome::Success { outputs: vec![] });
     let asked = service.asked();
     assert_eq!(asked.len(), 3);
-    let keys: BTreeSet<_> = asked
+    let keys: std::collections::BTreeSet<_> = asked
         .iter()
         .map(|asked| asked.headers["idempotency-key"].to_str().unwrap())
         .collect();

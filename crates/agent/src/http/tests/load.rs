@@ -38,10 +38,6 @@ fn invalid_agents_are_refused_at_load() {
             "not closed",
         ),
         (
-            one(&format!("baseUrl: https://h\nhttp2: true\n{PUT}")),
-            "http2",
-        ),
-        (
             one("baseUrl: http://h\nrequest: { method: PUT, path: '/{{env.X}}' }"),
             "{{env.X}}",
         ),
@@ -99,7 +95,7 @@ fn invalid_agents_are_refused_at_load() {
 fn two_agents_of_one_name_are_refused() {
     let agent = format!("  - name: a\n    http: {{ baseUrl: http://h, {PUT} }}\n");
     let file = AgentsFile::from_yaml(&format!("agents:\n{agent}{agent}")).unwrap();
-    assert!(file.load(&BTreeMap::new()).is_err());
+    assert!(file.load(&Variables::default()).is_err());
 }
 
 #[test]
@@ -110,7 +106,8 @@ fn the_committed_agents_can_be_loaded() {
     ] {
         let path = format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"));
         let yaml = std::fs::read_to_string(&path).unwrap();
-        let variables = BTreeMap::from([(variable.to_owned(), "http://127.0.0.1:1".to_owned())]);
+        let program = [(variable.to_owned(), "http://127.0.0.1:1".to_owned())];
+        let variables = Variables::new(program.into(), Default::default());
         let loaded = AgentsFile::from_yaml(&yaml).and_then(|file| file.load(&variables));
         let loaded = loaded.unwrap_or_else(|error| panic!("{path}: {}", chain(&error)));
         assert!(!loaded.is_empty());

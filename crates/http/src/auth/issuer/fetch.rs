@@ -11,7 +11,7 @@ use reqwest::{Certificate, Client, StatusCode, Url};
 
 use super::address::{KeysAddress, MetadataError, keys_url};
 use crate::auth::JwtConfig;
-use crate::reread::{FILE_BYTES_MAX, FileRefused, Reread};
+use waybill_tls::reread::{FILE_BYTES_MAX, FileRefused, Reread};
 
 const CA_FILE: &str = "auth.jwt.caFile";
 
@@ -69,7 +69,7 @@ impl Fetcher {
         let Some(path) = config.ca_file.clone() else {
             let client = client(timeout, Vec::new());
             let refused = |problem| FileRefused {
-                key: "auth.jwt",
+                key: "auth.jwt".into(),
                 problem,
             };
             return client.map(Self::System).map_err(refused);

@@ -6,6 +6,7 @@
 //! A change is detected by content: mounted secrets are links that are moved, and modification
 //! times are not reliable.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
@@ -15,21 +16,21 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use sha2::{Digest as _, Sha256};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use waybill_config::ConfigError;
 
 /// How often files are checked for changes.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+pub const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The largest file that is read.
-pub(crate) const FILE_BYTES_MAX: u64 = 1024 * 1024;
+pub const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Why a file was refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct FileRefused {
     /// The configuration key that names the file.
-    pub key: &'static str,
+    pub key: Cow<'static, str>,
     /// What is wrong with the file, with its path.
     pub problem: String,
 }
@@ -45,12 +46,14 @@ type Read<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
 /// The parsed content of files that belong together.
 pub struct Reread<T> {
-    key: &'static str,
+    key: Cow<'static, str>,
     paths: Vec<PathBuf>,
     read: Box<Read<T>>,
     now: ArcSwap<T>,
     /// The digest of the contents that were read last, valid or not.
     seen: Mutex<[u8; 32]>,
+    /// When the files were read last.
+    looked: Mutex<Instant>,
 }
 
 impl<T> Reread<T> {
@@ -60,21 +63,26 @@ impl<T> Reread<T> {
     ///
     /// If a file cannot be read, or `read` refuses the contents.
     pub fn open(
-        key: &'static str,
+        key: impl Into<Cow<'static, str>>,
         paths: Vec<PathBuf>,
         read: impl Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
     ) -> Result<Self, FileRefused> {
+        let key = key.into();
         let texts = texts_of(&paths);
         let seen = digest(&texts);
         let first = texts
             .and_then(|texts| read(&texts))
-            .map_err(|problem| FileRefused { key, problem })?;
+            .map_err(|problem| FileRefused {
+                key: key.clone(),
+                problem,
+            })?;
         Ok(Self {
             key,
             paths,
             read: Box::new(read),
             now: ArcSwap::from_pointee(first),
             seen: Mutex::new(seen),
+            looked: Mutex::new(Instant::now()),
         })
     }
 
@@ -97,14 +105,42 @@ impl<T> Reread<T> {
         match texts.and_then(|texts| (self.read)(&texts)) {
             Ok(now) => {
                 self.now.store(Arc::new(now));
-                tracing::info!(key = self.key, paths = ?self.paths, "reloaded changed files");
+                tracing::info!(key = %self.key, paths = ?self.paths, "reloaded changed files");
             }
             Err(problem) => tracing::warn!(
-                key = self.key,
+                key = %self.key,
                 problem,
                 "the changed files cannot be used; the previous contents stay in effect"
             ),
         }
+    }
+}
+
+impl<T: Send + Sync + 'static> Reread<T> {
+    /// The content, which was compared with the files at most `age_max` ago. For those whom no task
+    /// [follows](follow).
+    pub async fn fresh(self: &Arc<Self>, age_max: Duration) -> Arc<T> {
+        let is_due = {
+            let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = looked.elapsed() >= age_max;
+            if is_due {
+                *looked = Instant::now();
+            }
+            is_due
+        };
+        if is_due {
+            let file = Arc::clone(self);
+            if tokio::task::spawn_blocking(move || file.reload())
+                .await
+                .is_err()
+            {
+                tracing::error!(
+                    key = %self.key,
+                    "reading files again panicked; their earlier contents stay in use"
+                );
+            }
+        }
+        self.now.load_full()
     }
 }
 

@@ -75,6 +75,11 @@ impl AsyncWrite for Stream {
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
-        Connected::new()
+        match self {
+            Self::Tls(stream) if stream.ssl().selected_alpn_protocol() == Some(b"h2") => {
+                Connected::new().negotiated_h2()
+            }
+            Self::Tls(_) | Self::Plain(_) => Connected::new(),
+        }
     }
 }

@@ -1,0 +1,100 @@
+//! The results of requests.
+
+use std::time::Duration;
+
+use hyper::StatusCode;
+use tokio::time::Instant;
+use waybill_engine::Outcome;
+
+use super::client::{Answer, SendError};
+use crate::breaker::Judged;
+
+/// The result of one exchange.
+pub(super) struct Exchanged {
+    pub(super) outcome: Outcome,
+    /// The wait that the service asks for.
+    pub(super) retry_after: Option<Duration>,
+    /// What it says about the service.
+    pub(super) health: Health,
+}
+
+/// What the result of an exchange says about the service.
+pub(super) enum Health {
+    /// What the outcome says.
+    OfOutcome,
+    /// It is healthy, whatever the outcome is.
+    Healthy,
+    /// Nothing: complete-by passed before the service had sufficient time to answer.
+    CutShort,
+}
+
+/// A request that was sent.
+pub(super) struct Sent {
+    /// `None` if there was none in time.
+    pub(super) answer: Option<Result<Answer, SendError>>,
+    pub(super) ended: Instant,
+    /// Whether redirects led to another host than the service's.
+    pub(super) is_elsewhere: bool,
+    /// Why the redirect that the answer is was not followed.
+    pub(super) redirect_refused: Option<String>,
+}
+
+impl Default for Sent {
+    fn default() -> Self {
+        Self {
+            answer: None,
+            ended: Instant::now(),
+            is_elsewhere: false,
+            redirect_refused: None,
+        }
+    }
+}
+
+impl Sent {
+    pub(super) fn of(answer: Result<Answer, SendError>) -> Self {
+        Self {
+            answer: Some(answer),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn status(&self) -> Option<StatusCode> {
+        match &self.answer {
+            Some(Ok(answer)) => Some(answer.head.status),
+            Some(Err(_)) | None => None,
+        }
+    }
+
+    /// Whether the service refused the credential.
+    pub(super) fn is_unauthorized(&self) -> bool {
+        !self.is_elsewhere && self.status() == Some(StatusCode::UNAUTHORIZED)
+    }
+}
+
+impl Exchanged {
+    pub(super) fn of(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            retry_after: None,
+            health: Health::OfOutcome,
+        }
+    }
+
+    /// How it counts for the circuit breaker.
+    pub(super) fn judge(self) -> Judged<Self> {
+        match (&self.health, &self.outcome) {
+            (Health::CutShort, _) => Judged::CutShort(self),
+            (Health::OfOutcome, Outcome::Transient { .. } | Outcome::Unknown { .. }) => {
+                Judged::Failure(self)
+            }
+            (Health::Healthy, _)
+            | (
+                Health::OfOutcome,
+                Outcome::Success { .. }
+                | Outcome::Permanent { .. }
+                | Outcome::NotPerformed
+                | Outcome::NotAttempted { .. },
+            ) => Judged::Healthy(self),
+        }
+    }
+}
