@@ -15,6 +15,7 @@ mod check;
 mod client;
 mod config;
 mod last_answer;
+mod offline;
 mod place;
 mod plan;
 
@@ -35,6 +36,7 @@ pub use config::{
     AgentConfig, AgentsFile, BreakerConfig, HttpConfig, InverseConfig, PoolConfig, RequestConfig,
     RetriesConfig, StatusSet, StatusesConfig,
 };
+pub use offline::{OfflineAgent, OfflineRequest};
 
 use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
@@ -251,15 +253,7 @@ impl HttpAgent {
     async fn perform(&self, call: &StepCall) -> Outcome {
         let (step, action) = (&call.request.step, call.request.action);
         let Some(plan) = self.plan.step(step, action) else {
-            let (code, to) = match action {
-                Action::Run => ("step-unknown", "perform"),
-                Action::Compensate => ("compensation-unknown", "undo"),
-                Action::Probe => ("probe-unknown", "probe"),
-            };
-            return permanent(
-                code,
-                format!("this agent defines no request to {to} {step:?}"),
-            );
+            return no_request(step, action);
         };
         let started = Instant::now();
         let key = call.idempotency_key();
@@ -383,28 +377,24 @@ impl HttpAgent {
         let Answer { head, body } = answer;
         let verdict = self.rules.verdict(head.status, action);
         let outcome = match (verdict, body) {
-            (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
-            (Verdict::Absent, _) => Outcome::Success {
-                outputs: Vec::new(),
-            },
-            (Verdict::Success, _) if step.keep.is_empty() => Outcome::Success {
-                outputs: Vec::new(),
-            },
-            (Verdict::Success, Ok(body)) => step.keep.outcome(&body),
-            (Verdict::Success, Err(BodyError::TooLarge)) => unknown(
+            (Verdict::Success, Err(BodyError::TooLarge)) if !step.keep.is_empty() => unknown(
                 "answer-too-large",
                 format!(
                     "the service's response has more than {} bytes",
                     self.response_bytes_max
                 ),
             ),
-            (Verdict::Success, Err(BodyError::Incomplete(error))) => unknown(
-                "answer-incomplete",
-                format!("the service's response is incomplete: {error}"),
-            ),
-            (failure, body) => self
-                .rules
-                .failure(failure, head.status, body.as_deref().ok()),
+            (Verdict::Success, Err(BodyError::Incomplete(error))) if !step.keep.is_empty() => {
+                unknown(
+                    "answer-incomplete",
+                    format!("the service's response is incomplete: {error}"),
+                )
+            }
+            (verdict, body) => {
+                let body = body.as_deref().ok();
+                self.rules
+                    .outcome(verdict, action, head.status, &step.keep, body)
+            }
         };
         Exchanged {
             retry_after: retry_after(&head.headers),
@@ -439,6 +429,19 @@ impl Exchanged {
             is_cut_short: false,
         }
     }
+}
+
+/// The outcome of an attempt for which an agent defines no request.
+fn no_request(step: &str, action: Action) -> Outcome {
+    let (code, to) = match action {
+        Action::Run => ("step-unknown", "perform"),
+        Action::Compensate => ("compensation-unknown", "undo"),
+        Action::Probe => ("probe-unknown", "probe"),
+    };
+    permanent(
+        code,
+        format!("this agent defines no request to {to} {step:?}"),
+    )
 }
 
 /// Refuses settings that no agent can use.

@@ -67,14 +67,27 @@ impl StatusRules {
         }
     }
 
-    /// The outcome of an answer whose status is not a success. `body` is `None` if it could not be
-    /// read: then the status decides alone.
-    pub(super) fn failure(
+    /// The outcome of an answer. `body` is `None` if it could not be read: then the status decides
+    /// alone.
+    pub(super) fn outcome(
         &self,
         verdict: Verdict,
+        action: Action,
         status: StatusCode,
+        keep: &Keep,
         body: Option<&[u8]>,
     ) -> Outcome {
+        match (verdict, body) {
+            (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
+            (Verdict::Success, Some(body)) if !keep.is_empty() => keep.outcome(body),
+            (Verdict::Absent | Verdict::Success, _) => success(Outputs::new()),
+            (failure, body) => self.failure(failure, status, body),
+        }
+    }
+
+    /// The outcome of an answer whose status is not a success. `body` is `None` if it could not be
+    /// read: then the status decides alone.
+    fn failure(&self, verdict: Verdict, status: StatusCode, body: Option<&[u8]>) -> Outcome {
         let json = body.and_then(|body| serde_json::from_slice::<Value>(body).ok());
         let code = json
             .as_ref()
@@ -171,6 +184,11 @@ impl Keep {
     /// The value to keep under this name.
     pub(super) fn find(&self, name: &str) -> Option<&Kept> {
         self.0.iter().find(|kept| kept.name == name)
+    }
+
+    /// The names of the values to keep.
+    pub(super) fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|kept| kept.name.as_str()).collect()
     }
 
     /// Whether no value of the body is kept.
