@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs};
+use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs, OfflineAgent};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls};
 use waybill_config::read_text;
 use waybill_drone_delivery::services::Caller;
@@ -157,6 +157,8 @@ pub(crate) struct Loaded {
     pub(crate) names: Vec<String>,
     /// The fields of the input that their requests for the workflows' steps require.
     pub(crate) needed_inputs: NeededInputs,
+    /// The agents without connections, by name.
+    pub(crate) offline: BTreeMap<String, OfflineAgent>,
 }
 
 /// Loads the agents of a file, and checks them against the workflows.
@@ -180,6 +182,7 @@ pub(crate) fn load_file(
     Ok(Loaded {
         names: names_of(&file),
         needed_inputs,
+        offline: file.offline(&variables(services))?,
     })
 }
 
@@ -218,6 +221,10 @@ fn load_from(
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     file.check(workflows)?;
-    let variables = BTreeMap::from([("services".to_owned(), format!("http://{services}"))]);
-    Ok(file.load(&variables)?)
+    Ok(file.load(&variables(services))?)
+}
+
+/// The variables of agents' files.
+fn variables(services: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("services".to_owned(), format!("http://{services}"))])
 }
