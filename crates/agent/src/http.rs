@@ -20,6 +20,7 @@ mod exchanged;
 mod last_answer;
 mod load;
 mod load_error;
+mod offline;
 mod place;
 mod plan;
 mod redirects;
@@ -45,11 +46,12 @@ pub use config::{
 };
 pub use load::NamedHandler;
 pub use load_error::LoadError;
+pub use offline::{OfflineAgent, OfflineRequest};
 pub use redirects::RedirectsConfig;
 pub use trial::{ShownAnswer, ShownRequest, Trial, TrialError};
 
 use crate::breaker::{Breaker, Called};
-use crate::handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
+use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
 use crate::metrics::ServiceMetrics;
 use crate::spans;
 use crate::template::Scope;
@@ -95,15 +97,7 @@ impl HttpAgent {
     async fn perform(&self, call: &StepCall) -> Outcome {
         let (step, action) = (&call.request.step, call.request.action);
         let Some(plan) = self.plan.step(step, action) else {
-            let (code, to) = match action {
-                Action::Run => ("step-unknown", "perform"),
-                Action::Compensate => ("compensation-unknown", "undo"),
-                Action::Probe => ("probe-unknown", "probe"),
-            };
-            return permanent(
-                code,
-                format!("this agent defines no request to {to} {step:?}"),
-            );
+            return no_request(step, action);
         };
         let started = Instant::now();
         let key = call.idempotency_key();
@@ -326,28 +320,28 @@ impl HttpAgent {
         let meaning = self
             .rules
             .meaning(action, (&step.answers, &step.keep), &head, text);
+        let is_kept = !meaning.keep.is_empty();
         let outcome = match (meaning.verdict, &body) {
-            (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
-            (Verdict::Absent, _) => success(Vec::new()),
-            (Verdict::Success, _) if meaning.keep.is_empty() => success(Vec::new()),
-            (Verdict::Success, Ok(body)) => meaning.keep.outcome(body),
-            (Verdict::Success, Err(BodyError::TooLarge)) => unknown(
+            (Verdict::Success, Err(BodyError::TooLarge)) if is_kept => unknown(
                 "answer-too-large",
                 format!(
                     "the service's response has more than {} bytes",
                     self.response_bytes_max
                 ),
             ),
-            (Verdict::Success, Err(BodyError::Incomplete(error))) => unknown(
+            (Verdict::Success, Err(BodyError::Incomplete(error))) if is_kept => unknown(
                 "answer-incomplete",
                 format!("the service's response is incomplete: {error}"),
             ),
+            (Verdict::Success | Verdict::Absent, _) => {
+                self.rules.outcome(&meaning, action, &head, text)
+            }
             _ => match redirect_refused.filter(|_| !meaning.is_by_rule) {
                 Some(why) => permanent(
                     "redirect-refused",
                     format!("the service answered {}, not followed: {why}", head.status),
                 ),
-                None => self.rules.failure(&meaning, &head, text),
+                None => self.rules.outcome(&meaning, action, &head, text),
             },
         };
         Exchanged {
@@ -378,6 +372,19 @@ impl Handler for HttpAgent {
 /// The outcome of an attempt without an access token, which has not reached the service.
 fn token_unavailable(error: &TokenError) -> Outcome {
     transient("token-unavailable", error.to_string())
+}
+
+/// The outcome of an attempt for which an agent defines no request.
+fn no_request(step: &str, action: Action) -> Outcome {
+    let (code, to) = match action {
+        Action::Run => ("step-unknown", "perform"),
+        Action::Compensate => ("compensation-unknown", "undo"),
+        Action::Probe => ("probe-unknown", "probe"),
+    };
+    permanent(
+        code,
+        format!("this agent defines no request to {to} {step:?}"),
+    )
 }
 
 #[cfg(test)]

@@ -220,7 +220,7 @@ pub enum Command {
         #[command(subcommand)]
         command: TokenCommand,
     },
-    /// Check a workflow with its agents
+    /// Check or test a workflow with its agents
     Workflow {
         /// What to do with them.
         #[command(subcommand)]

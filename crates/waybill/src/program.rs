@@ -81,7 +81,16 @@ pub fn main() -> ExitCode {
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::Agent { command }, None) => try_agent(&config, command),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
-        (Command::Workflow { command }, None) => exit_code(command.run(&config)),
+        (Command::Workflow { command }, None) => match command.run(&config) {
+            Ok(findings) => {
+                let printed = print(&format!("{}\n", findings.text));
+                match findings.passed {
+                    true => printed,
+                    false => ExitCode::from(FAILED),
+                }
+            }
+            Err(error) => report(REFUSED, error.as_ref()),
+        },
         (Command::Store { command }, None) => run_command(&config, || command.run(&config)),
         (
             Command::Broker {

@@ -12,7 +12,7 @@ use waybill_node::config::Config;
 use waybill_scheduler::PartitionChoice;
 use waybill_units::{ByteSize, FreeMin, duration_from_text};
 
-const KINDS: [&str; 3] = ["workflow", "agents", "config"];
+const KINDS: [&str; 4] = ["workflow", "agents", "config", "cases"];
 /// What an editor reads in the first line of a file.
 const COMMENT: &str = "# yaml-language-server: $schema=";
 
@@ -70,10 +70,12 @@ fn every_example_names_its_schema_in_its_first_line_and_is_valid_against_it() {
         let named = named.unwrap_or_else(|error| panic!("{shown}: no such schema: {error}"));
         let value: Value = serde_saphyr::from_str(&text).unwrap();
         // The keys at the top differ.
-        let kind = ["steps", "agents"].map(|key| value.get(key).is_some_and(Value::is_array));
+        let kind =
+            ["steps", "agents", "cases"].map(|key| value.get(key).is_some_and(Value::is_array));
         let kind = match kind {
-            [true, _] => "workflow",
-            [_, true] => "agents",
+            [true, ..] => "workflow",
+            [_, true, _] => "agents",
+            [.., true] => "cases",
             _ => "config",
         };
         let expected = root().join(format!("schemas/files/{kind}.schema.json"));
@@ -81,6 +83,25 @@ fn every_example_names_its_schema_in_its_first_line_and_is_valid_against_it() {
         let faults = faults(&schema(kind), &value);
         assert!(faults.is_empty(), "{shown}: {faults:#?}");
     }
+}
+
+#[test]
+fn the_page_about_cases_explains_every_key_and_choice() {
+    let page = std::fs::read_to_string(root().join("docs/workflow-tests.md")).unwrap();
+    let mut missing = BTreeSet::new();
+    each_schema(&schema("cases"), &mut |part| {
+        let keys = part.get("properties").and_then(Value::as_object);
+        let keys = keys.into_iter().flat_map(|keys| keys.keys().cloned());
+        let choices = part.get("const").or(part.get("enum")).cloned();
+        let choices = choices.into_iter().flat_map(|choices| match choices {
+            Value::Array(choices) => choices,
+            choice => vec![choice],
+        });
+        let choices = choices.filter_map(|choice| choice.as_str().map(str::to_owned));
+        let is_explained = |name: &String| page.contains(&format!("`{name}`"));
+        missing.extend(keys.chain(choices).filter(|name| !is_explained(name)));
+    });
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
@@ -104,6 +125,12 @@ fn a_misspelt_key_a_missing_one_and_a_wrong_value_are_refused_in_every_kind_of_f
         step[key] = value;
         workflow(step)
     };
+    let cases = |more: Value| {
+        let mut case = json!({"name": "one", "expect": {"state": "Processed"}});
+        let more = more.as_object().unwrap().clone();
+        case.as_object_mut().unwrap().extend(more);
+        json!({"cases": [case]})
+    };
     let agent = |http: Value| json!({"agents": [{"name": "bank", "http": http}]});
     let valid = [
         ("workflow", workflow(step())),
@@ -117,6 +144,11 @@ fn a_misspelt_key_a_missing_one_and_a_wrong_value_are_refused_in_every_kind_of_f
         (
             "agents",
             agent(json!({"baseUrl": "http://a", "statuses": {"absent": [404, "410-420"]}})),
+        ),
+        ("cases", cases(json!({}))),
+        (
+            "cases",
+            cases(json!({"answers": {"pay": [{}, {"outcome": "noAnswer", "times": 2}]}})),
         ),
         ("config", json!({})),
         ("config", json!({"http": {"listen": "[::1]:0"}})),
@@ -149,6 +181,14 @@ fn a_misspelt_key_a_missing_one_and_a_wrong_value_are_refused_in_every_kind_of_f
             "agents",
             agent(json!({"baseUrl": "http://a", "statuses": {"absent": [99]}})),
         ),
+        ("cases", json!({"cases": []})),
+        ("cases", json!({"cases": [{"name": "one"}]})),
+        ("cases", cases(json!({"answer": {}}))),
+        (
+            "cases",
+            cases(json!({"answers": {"pay": [{"outcome": "sucess"}]}})),
+        ),
+        ("cases", cases(json!({"expect": {"state": "Pending"}}))),
         ("config", json!({"htpp": {}})),
         ("config", json!({"http": {"listn": "127.0.0.1:1"}})),
         ("config", json!({"http": {"listen": "localhost:1"}})),

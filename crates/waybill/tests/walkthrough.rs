@@ -1,5 +1,6 @@
-//! Runs every command of the README's tour, of docs/failure-walkthrough.md and of
-//! docs/first-workflow.md, in order, and compares its output with the page.
+//! Runs every command of the README's tour, of docs/failure-walkthrough.md, of
+//! docs/first-workflow.md and of docs/workflow-tests.md, in order, and compares its output with the
+//! page.
 //!
 //! A block ```` ```console ```` has commands (`$ …`) with their output below. A `console until`
 //! block is repeated until the output matches. `…` matches any text within a line.
@@ -44,11 +45,16 @@ fn the_commands_of_the_tour_print_what_the_readme_shows() {
 }
 
 #[test]
+fn the_commands_about_workflow_tests_print_what_the_page_shows() {
+    walk("docs/workflow-tests.md", Setup::without_processes);
+}
+
+#[test]
 fn the_first_workflow_matches_its_page() {
     const PAGE: &str = "docs/first-workflow.md";
     let example = Path::new("examples/first-workflow");
     let page = std::fs::read_to_string(root().join(PAGE)).unwrap();
-    for file in ["workflow.yaml", "agents.yaml", "waybill.yaml"] {
+    for file in ["workflow.yaml", "agents.yaml", "waybill.yaml", "cases.yaml"] {
         let path = example.join(file);
         let text = std::fs::read_to_string(root().join(&path)).unwrap();
         let block = format!("```yaml\n# {}\n{text}```\n", path.display());
@@ -73,7 +79,7 @@ fn walk(page: &str, start: impl FnOnce(&Path) -> Setup) {
     let root = root();
     let text = std::fs::read_to_string(root.join(page)).unwrap();
     let steps = steps(&text);
-    assert!(steps.len() > 10, "{page} has lost its commands");
+    assert!(steps.len() >= 4, "{page} has lost its commands");
     let setup = start(&root);
     for step in steps {
         let deadline = Instant::now() + PATIENCE;
@@ -167,16 +173,26 @@ struct Setup {
 }
 
 impl Setup {
-    fn start(root: &Path, config: Option<&str>, services: Option<&Path>) -> Self {
+    /// Only the program, for commands that need no other.
+    fn without_processes(root: &Path) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log.txt");
-        let mut setup = Self {
+        let program = dir.path().join("waybill");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_waybill"), program).unwrap();
+        Self {
             _processes: Vec::new(),
             root: root.to_owned(),
-            config: config.map(|config| root.join(config)),
+            config: None,
             addresses: Vec::new(),
             dir,
+        }
+    }
+
+    fn start(root: &Path, config: Option<&str>, services: Option<&Path>) -> Self {
+        let mut setup = Self {
+            config: config.map(|config| root.join(config)),
+            ..Self::without_processes(root)
         };
+        let log = setup.dir.path().join("log.txt");
         let mut listeners = vec![
             ("http", "127.0.0.1:8080"),
             ("admin", "127.0.0.1:8081"),
@@ -214,11 +230,6 @@ impl Setup {
             .iter()
             .map(|(name, page)| (*page, addresses[*name]));
         setup.addresses.extend(moved);
-        std::os::unix::fs::symlink(
-            env!("CARGO_BIN_EXE_waybill"),
-            setup.dir.path().join("waybill"),
-        )
-        .unwrap();
         let ready = setup.run("waybill ready --wait 60s && echo ready");
         assert_eq!(ready, "ready\n", "{}", setup.log());
         setup

@@ -1,4 +1,4 @@
-//! The output of `waybill workflow check`.
+//! The output of `waybill workflow check` and `waybill workflow test`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,6 +56,74 @@ fn a_valid_workflow_is_reported_on_one_line() {
         check(&[&workflow], &[&agents, &buyer]),
         (Some(0), "ok: errand, version 3, 2 steps\n".to_owned())
     );
+}
+
+#[test]
+fn the_cases_of_every_example_pass() {
+    let with_agents = [
+        (
+            "examples/first-workflow/workflow",
+            "examples/first-workflow/",
+        ),
+        (
+            "examples/order-fulfilment/workflow",
+            "examples/order-fulfilment/",
+        ),
+        ("examples/orders/workflow", "examples/orders/"),
+        ("workflows/drone-delivery", "workflows/drone-delivery-"),
+    ];
+    for (workflow, prefix) in with_agents {
+        let workflow = format!("{workflow}.yaml");
+        let [cases, agents] = ["cases", "agents"].map(|file| format!("{prefix}{file}.yaml"));
+        let (code, text) = test(&[&workflow, "--cases", &cases, "--agents", &agents]);
+        assert_eq!(code, Some(0), "{text}");
+    }
+    let directory = "examples/failure-walkthrough";
+    let [workflow, cases] = ["workflow", "cases"].map(|file| format!("{directory}/{file}.yaml"));
+    let (code, text) = test(&[&workflow, "--cases", &cases]);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn a_case_that_fails_ends_with_1_and_an_invalid_file_with_2() {
+    let dir = Dir::new();
+    let workflow = dir.write("errand.yaml", WORKFLOW);
+    let cases =
+        "cases: [{ name: go, answers: { go: [{}], buy: [{}] }, expect: { state: Error } }]\n";
+    let cases = dir.write("cases.yaml", cases);
+    let [workflow, cases] = [&workflow, &cases].map(|path| path.to_str().unwrap());
+    let junit = format!("{cases}.xml");
+    let arguments = [
+        workflow, "--cases", cases, "--junit", &junit, "--output", "json",
+    ];
+    let (code, text) = test(&arguments);
+    assert_eq!(code, Some(1), "{text}");
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["cases"][0]["state"], "Processed", "{report}");
+    assert_eq!(report["cases"][0]["differences"][0]["key"], "expect.state");
+    let xml = std::fs::read_to_string(junit).unwrap();
+    assert!(
+        xml.contains("<failure message=\"not as expected: expect.state\">"),
+        "{xml}"
+    );
+    let invalid = dir.write("invalid.yaml", "cases: [{ name: go, expcet: {} }]\n");
+    let invalid = invalid.to_str().unwrap();
+    let (code, text) = test(&[workflow, "--cases", invalid]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("did you mean cases.expect?"), "{text}");
+}
+
+/// Runs `waybill workflow test` at the root of the repository: its exit code and all its output.
+fn test(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_waybill"))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+        .args(["workflow", "test"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), format!("{text}{errors}"))
 }
 
 #[test]

@@ -128,13 +128,27 @@ impl StatusRules {
         }
     }
 
-    /// The outcome of an answer that is not a success. `body` is `None` if it could not be read.
-    pub(super) fn failure(
+    /// The outcome of an answer. `body` is `None` if it could not be read: then the head decides
+    /// alone.
+    pub(super) fn outcome(
         &self,
         meaning: &Meaning<'_>,
+        action: Action,
         head: &Parts,
         body: Option<&[u8]>,
     ) -> Outcome {
+        match (meaning.verdict, body) {
+            (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
+            (Verdict::Success, Some(body)) if !meaning.keep.is_empty() => {
+                meaning.keep.outcome(body)
+            }
+            (Verdict::Absent | Verdict::Success, _) => success(Outputs::new()),
+            _ => self.failure(meaning, head, body),
+        }
+    }
+
+    /// The outcome of an answer that is not a success. `body` is `None` if it could not be read.
+    fn failure(&self, meaning: &Meaning<'_>, head: &Parts, body: Option<&[u8]>) -> Outcome {
         let status = head.status;
         if meaning.verdict == Verdict::Accepted {
             return unknown(
@@ -250,6 +264,11 @@ impl Keep {
     /// The value to keep under this name.
     pub(super) fn find(&self, name: &str) -> Option<&Kept> {
         self.0.iter().find(|kept| kept.name == name)
+    }
+
+    /// The names of the values to keep.
+    pub(super) fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|kept| kept.name.as_str()).collect()
     }
 
     /// Whether no value of the body is kept.

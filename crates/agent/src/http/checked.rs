@@ -18,7 +18,7 @@ pub(super) struct Checked<'a> {
     name: &'a str,
     config: &'a HttpConfig,
     pub(super) plan: Plan,
-    rules: StatusRules,
+    pub(super) rules: StatusRules,
     pub(super) auth: AuthPlan,
 }
 

@@ -12,6 +12,7 @@ use waybill_agent::http::AgentsFile;
 use waybill_config::schema_of_file;
 use waybill_engine::WorkflowDefinition;
 use waybill_node::config::Config;
+use waybill_workflow_test::CasesFile;
 
 /// Which kind of file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -22,6 +23,8 @@ pub enum FileKind {
     Agents,
     /// The configuration, as in --config
     Config,
+    /// Cases of a workflow, as in workflow test --cases
+    Cases,
 }
 
 impl FileKind {
@@ -40,6 +43,10 @@ impl FileKind {
             Self::Config => schema_of_file::<Config>(
                 "Waybill configuration",
                 "The configuration of Waybill. Every key is optional. See docs/configuration.md.",
+            ),
+            Self::Cases => schema_of_file::<CasesFile>(
+                "Waybill workflow cases",
+                "Cases of a workflow of Waybill: inputs, mocked answers and the expected course. See docs/workflow-tests.md.",
             ),
         }
     }

@@ -1,8 +1,9 @@
-//! `waybill workflow check` and `waybill config check`: find errors in a workflow, or in everything
-//! that a configuration names, before anything is started with it.
+//! `waybill workflow check`, `waybill workflow test` and `waybill config check`: find errors in a
+//! workflow, or in everything that a configuration names, before anything is started with it.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -13,6 +14,7 @@ use waybill_node::workflows::load_workflow;
 use waybill_ops::named_elsewhere;
 use waybill_telemetry::visible::counted;
 use waybill_terminal::Written;
+use waybill_workflow_test::CasesArgs;
 
 use crate::roles::{
     agents_elsewhere, built_in_agents, check_for, check_to_run, load_agents_file,
@@ -33,20 +35,76 @@ pub enum WorkflowCommand {
         #[command(flatten)]
         written: Written,
     },
+    /// Run cases of a workflow with mocked answers in virtual time, without starting anything
+    ///
+    /// Exits with 1 if a case fails, and with 2 if a file is invalid.
+    Test {
+        /// The workflow (YAML)
+        file: PathBuf,
+        /// A file of agents (YAML) whose requests are rendered; may be repeated
+        #[arg(long, value_name = "FILE")]
+        agents: Vec<PathBuf>,
+        /// The cases.
+        #[command(flatten)]
+        cases: CasesArgs,
+        /// The output format.
+        #[command(flatten)]
+        written: Written,
+    },
+}
+
+/// The result of a command.
+#[derive(Debug)]
+pub struct Findings {
+    /// What to print.
+    pub text: String,
+    /// Whether everything is as it should be.
+    pub passed: bool,
 }
 
 impl WorkflowCommand {
-    /// Checks the workflow and returns a line with the findings.
+    /// Checks or tests the workflow.
     ///
     /// # Errors
     ///
-    /// If the workflow or the agents cannot work, alone or together.
-    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
-        let Self::Check {
-            file,
-            agents,
-            written,
-        } = self;
+    /// If the workflow, the agents or the cases are invalid, alone or together.
+    pub fn run(&self, config: &Config) -> anyhow::Result<Findings> {
+        match self {
+            Self::Check {
+                file,
+                agents,
+                written,
+            } => Ok(Findings {
+                text: Self::check(file, agents, *written, config)?,
+                passed: true,
+            }),
+            Self::Test {
+                file,
+                agents,
+                cases,
+                written,
+            } => {
+                let workflows = load_workflow(file)?;
+                let mut offline = BTreeMap::new();
+                for path in agents {
+                    offline.extend(load_agents_file(path, config, &workflows)?.offline);
+                }
+                let report = cases.run(workflows, offline)?;
+                Ok(Findings {
+                    text: written.text(&report)?,
+                    passed: report.passed(),
+                })
+            }
+        }
+    }
+
+    /// A line with the findings of a check, and the input fields that the agents require.
+    fn check(
+        file: &Path,
+        agents: &[PathBuf],
+        written: Written,
+        config: &Config,
+    ) -> anyhow::Result<String> {
         let workflows = load_workflow(file)?;
         let mut known = Vec::new();
         let mut needed = NeededInputs::new();

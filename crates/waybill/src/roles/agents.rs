@@ -5,7 +5,9 @@ mod function;
 use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::{AgentsFile, LoadError, NamedHandler, NeededInputs, Variables};
+use waybill_agent::http::{
+    AgentsFile, LoadError, NamedHandler, NeededInputs, OfflineAgent, Variables,
+};
 use waybill_agent::{Agents, AgentsSettings, BuiltInCalls, Membership};
 use waybill_config::{misspelling_of, read_text};
 use waybill_drone_delivery::services::Caller;
@@ -198,6 +200,8 @@ pub(crate) struct Loaded {
     pub(crate) names: Vec<String>,
     /// The fields of the input that their requests for the workflows' steps require.
     pub(crate) needed_inputs: NeededInputs,
+    /// The agents without connections, by name.
+    pub(crate) offline: BTreeMap<String, OfflineAgent>,
 }
 
 /// Loads the agents of a file, and checks them against the workflows.
@@ -224,6 +228,7 @@ pub(crate) fn load_file(
     Ok(Loaded {
         names: names_of(&file),
         needed_inputs,
+        offline: file.offline(&variables_of(config))?,
     })
 }
 
