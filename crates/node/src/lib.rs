@@ -11,6 +11,7 @@
 
 pub mod admin;
 pub mod backup;
+pub mod broker_access;
 pub mod broker_metrics;
 pub mod config;
 pub mod data_dir;

@@ -7,7 +7,6 @@
 //! `waybill-ingestion` and `waybill-scheduler`, and the operator commands, which are in
 //! `waybill-ops`.
 
-mod broker_access;
 pub mod catalogue;
 mod cli;
 pub mod program;

@@ -40,8 +40,8 @@ pub struct OfflineRequest {
 }
 
 impl AgentsFile {
-    /// The agents without connections, by name. `variables` provides the values of placeholders that
-    /// are the same for every request. Reads no file that an agent names.
+    /// The agents without connections, by name. `variables` provides the values of placeholders
+    /// that are the same for every request. Reads no file that an agent names.
     ///
     /// # Errors
     ///
@@ -89,8 +89,8 @@ impl OfflineAgent {
         })
     }
 
-    /// The outcome of an attempt whose request the service answers like this, without headers; `None`
-    /// if there is no such status.
+    /// The outcome of an attempt whose request the service answers like this, without headers;
+    /// `None` if there is no such status.
     #[must_use]
     pub fn outcome(
         &self,

@@ -10,6 +10,7 @@ use waybill_broker::{Broker, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{LedgerError, Services, StartError as ServicesError};
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
+use waybill_node::broker_access::{BrokerLogins, OwnLogins};
 use waybill_node::broker_metrics::BrokerMetrics;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
@@ -18,7 +19,6 @@ use waybill_node::telemetry::announce;
 use waybill_telemetry::health::LowDisk;
 
 use super::agents::Reached;
-use crate::broker_access::{BrokerLogins, OwnLogins};
 
 /// The embedded broker, for other parts of its process.
 pub(super) struct EmbeddedBroker {

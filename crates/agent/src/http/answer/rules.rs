@@ -25,7 +25,7 @@ pub(in crate::http) struct AnswerRule {
     pub(super) verdict: Verdict,
     pub(super) code: Option<String>,
     /// What to keep instead of the values of the request.
-    pub(super) keep: Option<Keep>,
+    pub(in crate::http) keep: Option<Keep>,
 }
 
 /// What the rules are for.

@@ -21,16 +21,16 @@ use waybill_messages::Topics;
 use waybill_sasl::Verifier;
 
 /// Checks the logins of the roles in the broker's own process.
-pub(crate) struct OwnLogins(NewToken);
+pub struct OwnLogins(NewToken);
 
 impl OwnLogins {
     /// Accepts a new token.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self(NewToken::make())
     }
 
     /// The token of the broker's own process.
-    pub(crate) fn token(&self) -> &Secret {
+    pub fn token(&self) -> &Secret {
         &self.0.token
     }
 }
@@ -54,18 +54,14 @@ impl fmt::Debug for OwnLogins {
 }
 
 /// Checks the logins of the embedded broker's other clients.
-pub(crate) struct BrokerLogins {
+pub struct BrokerLogins {
     authenticator: Arc<Authenticator>,
     rules: Arc<Rules>,
 }
 
 impl BrokerLogins {
     /// Accepts the API's tokens. `agents_group` is the consumer group that agents share.
-    pub(crate) fn new(
-        authenticator: Arc<Authenticator>,
-        topics: Topics,
-        agents_group: String,
-    ) -> Self {
+    pub fn new(authenticator: Arc<Authenticator>, topics: Topics, agents_group: String) -> Self {
         Self {
             authenticator,
             rules: Arc::new(Rules {
