@@ -20,6 +20,7 @@ mod audits;
 mod bugs;
 mod clock;
 mod crash_points;
+mod exhaustive;
 mod history;
 mod intake;
 mod judge;
@@ -39,6 +40,7 @@ mod tape;
 mod workload;
 
 pub use crate::crash_points::{check_crash_points, check_crashes_reveal_bugs};
+pub use crate::exhaustive::check_exhaustively;
 pub use crate::intake::check_intake;
 pub use crate::planted::check_planted_bugs;
 pub use crate::tape::{check_tapes, run_bytes};

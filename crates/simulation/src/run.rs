@@ -21,6 +21,9 @@ use crate::store::{Store, position};
 use crate::supervisors::Supervisor;
 
 mod end;
+mod search;
+
+pub use self::search::{Budget, Search, SearchEnd, Visited, WARM_UP};
 
 /// How long after a planned crash schedulers and supervisors start again.
 const RESTART_MICROS: u64 = 1_000;
@@ -49,6 +52,8 @@ pub struct Run {
     pub loses_recovery: bool,
     /// Crashes still to come, besides those that chance decides.
     pub crashes: Vec<Crash>,
+    /// The faults of a run that is part of a search.
+    pub search: Search,
 }
 
 /// The death of all processes of one kind, which others replace.
@@ -112,7 +117,7 @@ pub fn run_plan(
 }
 
 impl Run {
-    fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
+    pub fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
         let now = START;
         let audit_rng = rng.fork();
         let store = Store::new(plan.partitions);
@@ -135,6 +140,7 @@ impl Run {
             violation: None,
             loses_recovery: false,
             crashes: Vec::new(),
+            search: Search::default(),
             plan,
         };
         run.begin();
@@ -316,6 +322,9 @@ impl Run {
 
     /// The duration of a network transfer: usually short.
     pub fn travel(&mut self) -> u64 {
+        if self.rng.is_script() {
+            return 0;
+        }
         if self.is_calm() {
             return 300;
         }

@@ -92,7 +92,7 @@ impl Run {
             call => call,
         };
         let is_alive = self.waits_for_answer(&caller);
-        if !is_alive && self.rng.chance(50) {
+        if !is_alive && self.rng.fate(50) {
             return;
         }
         let fails = !self.is_calm() && self.rng.chance(FAULTS);
@@ -245,7 +245,7 @@ impl Run {
     ) {
         if let Some(caller) = receipt {
             let sender = &self.supervisors[caller.supervisor];
-            if sender.incarnation != caller.incarnation && self.rng.chance(50) {
+            if sender.incarnation != caller.incarnation && self.rng.fate(50) {
                 return;
             }
             let after = self.rng.below(2_000);

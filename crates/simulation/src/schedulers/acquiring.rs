@@ -62,6 +62,7 @@ impl Run {
             AcquisitionCall::TakeLease { seen, lease } => {
                 let taken = self.take_lease(seen.as_deref(), &lease);
                 if taken {
+                    self.release_kept();
                     self.saw_taken(index, seen.as_deref(), &lease);
                 }
                 AcquisitionAnswer::Taken(taken)

@@ -156,7 +156,7 @@ impl Run {
 
     /// A call arrives, unless it died with its process.
     pub fn scheduler_calls(&mut self, of: Incarnation, call: Call) {
-        if !self.lives(of) && self.rng.chance(50) {
+        if !self.lives(of) && self.rng.fate(50) {
             return;
         }
         let scheduler = &self.schedulers[of.scheduler];
