@@ -108,6 +108,7 @@ impl Course {
             refused_step: (self == Self::Refusal).then_some(STEPS[2]),
             repartition_at: (self == Self::Repartitioning).then_some(halfway),
             sets_clocks: false,
+            replicas_differ: false,
         }
     }
 

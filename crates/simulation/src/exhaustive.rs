@@ -4,6 +4,11 @@
 //! The loops that ship cannot be copied, so a run begins anew for each alternative, and is told
 //! what to choose first.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "threads share the runs of a search"
+)]
+
 use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -275,6 +280,27 @@ pub fn check_exhaustively() {
             Ok(found) => print(&format!("{space}: {found}")),
             Err(broken) => panic!("{}", describe(space, &broken, None)),
         }
+    }
+}
+
+/// A search finds planted bugs, each in a space of the tests.
+///
+/// # Panics
+///
+/// If it does not.
+pub fn check_searches_reveal_bugs() {
+    for bug in [
+        Bug::CheckpointEarly,
+        Bug::SendBeforePersist,
+        Bug::IgnoreLease,
+        Bug::ForgetUnknownInUndo,
+        Bug::KeyPerAttempt,
+        Bug::ResumeWithoutAsking,
+    ] {
+        let broken = SMALL.iter().find_map(|space| space.search(Some(bug)).err());
+        let broken = broken.unwrap_or_else(|| panic!("{bug:?} breaks no rule"));
+        let (rule, runs) = (broken.violation.rule.describe(), broken.runs);
+        print(&format!("{bug:?}: \"{rule}\", path {runs}"));
     }
 }
 

@@ -28,6 +28,7 @@ mod people;
 mod plan;
 mod planted;
 mod queue;
+mod replicas;
 mod rng;
 mod run;
 mod schedulers;
@@ -40,7 +41,7 @@ mod tape;
 mod workload;
 
 pub use crate::crash_points::{check_crash_points, check_crashes_reveal_bugs};
-pub use crate::exhaustive::check_exhaustively;
+pub use crate::exhaustive::{check_exhaustively, check_searches_reveal_bugs};
 pub use crate::intake::check_intake;
 pub use crate::planted::check_planted_bugs;
 pub use crate::tape::{check_tapes, run_bytes};

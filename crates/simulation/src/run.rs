@@ -34,6 +34,8 @@ pub struct Run {
     pub rng: Rng,
     /// Decides what audits do.
     pub audit_rng: Rng,
+    /// Decides what the replicas of the store have.
+    pub replica_rng: Rng,
     /// The true time, which no process knows exactly.
     pub now: Timestamp,
     pub queue: Queue,
@@ -120,6 +122,8 @@ impl Run {
     pub fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
         let now = START;
         let audit_rng = rng.fork();
+        let mut replica_rng = audit_rng.clone();
+        replica_rng.next();
         let store = Store::new(plan.partitions);
         let one = |_| Self::new_scheduler(&plan, &mut rng, 0);
         let schedulers = (0..plan.schedulers).map(one).collect();
@@ -129,6 +133,7 @@ impl Run {
             supervisors: Supervisor::all(&plan, &mut rng),
             rng,
             audit_rng,
+            replica_rng,
             now,
             queue: Queue::default(),
             bug,

@@ -10,6 +10,7 @@ use waybill_supervisor_core::index_shard::{self, Effect};
 
 use crate::bugs::Bug;
 use crate::queue::What;
+use crate::replicas::Asked;
 use crate::run::Run;
 use crate::schedulers::offset;
 use crate::seen::Sight;
@@ -133,6 +134,10 @@ impl Run {
         let Machine::IndexShard(index_shard) = caller.machine else {
             unreachable!("only an index shard has such an effect");
         };
+        if let Effect::ReadEntries { bucket, .. } = &effect {
+            let of = PartitionId(u32::try_from(index_shard).unwrap());
+            self.read_quorum(Asked::Entries(of, *bucket));
+        }
         let logs = &mut self.store.logs[index_shard];
         match effect {
             Effect::ReadLease(_) => Event::Lease(logs.sweeper.clone()),

@@ -5,6 +5,11 @@
 //! timer is due. What a fault keeps (a pause of a process, a message that is late) goes on when a
 //! lease is taken, or after [`KEPT`].
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "threads share what a search has visited"
+)]
+
 use std::collections::HashSet;
 use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hasher};

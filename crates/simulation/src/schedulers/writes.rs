@@ -141,12 +141,15 @@ impl Run {
                 self.schedulers[index].unanswered.insert(number);
                 let failed = Act::Input(Input::Committed { number, result });
                 self.act_later(index, after, failed);
-                if is_cut_off || self.rng.chance(50) {
+                if is_cut_off {
                     return;
+                }
+                if self.rng.chance(50) {
+                    return self.write_fails(write.pieces);
                 }
             }
             // Nothing is heard of it.
-            Some(1) if self.rng.chance(50) => return,
+            Some(1) if self.rng.chance(50) => return self.write_fails(write.pieces),
             _ => {}
         }
         self.schedulers[index].writes.insert(number, write);
@@ -314,7 +317,7 @@ impl Run {
         }
     }
 
-    fn land_piece(&mut self, piece: Piece) {
+    pub fn land_piece(&mut self, piece: Piece) {
         match piece {
             Piece::Due(of, entry) => {
                 self.store.logs[of.0 as usize].add_entry(entry);
@@ -367,11 +370,16 @@ impl Run {
     /// The process of a write dies: some of what is left may land late.
     pub fn write_dies(&mut self, index: usize, write: Write) {
         let left = write.pieces.len();
-        if left == 0 || !self.rng.fate(60) {
+        if left == 0 {
             return;
         }
+        if !self.rng.fate(60) {
+            return self.write_fails(write.pieces);
+        }
         let count = self.rng.fate_index(left) + 1;
-        let pieces = write.pieces.into_iter().take(count).collect();
+        let mut pieces = Vec::from(write.pieces);
+        let failed = pieces.split_off(count);
+        self.write_fails(failed);
         let latest = write.began + Duration::from_micros(LATE_MICROS);
         let within = u64::try_from(latest.since(self.now).as_micros()).unwrap();
         let after = self.rng.below(within.max(1));
