@@ -4,7 +4,7 @@
 # earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
 # role: half an hour, most of it the build. `make test-power-cuts CUTS=500` cuts the power that often, two seconds each.
 # `make test-planted-bugs` plants bugs in the code that ships and has the simulator find them, a minute each, and
-# `make test-exhaustive` tries all interleavings of short runs in the simulator, for some minutes.
+# `make test-exhaustive` tries all interleavings of short runs in the simulator.
 # `make test-kubernetes` applies k8s/ to an API server, which it builds, and
 # `make test-newcomer` follows README.md on a bare Debian. `make kafka`, `make cassandra`
 # and `make cluster` start these servers until Ctrl-C; `make run-cluster` runs two processes of
