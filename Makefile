@@ -3,7 +3,8 @@
 # three brokers that are killed one after the other, and `make test-upgrades` those that mix this version with an
 # earlier one, which it builds. `make test-containers` builds the images and runs them, and docker-compose.yml with every
 # role: half an hour, most of it the build. `make test-power-cuts CUTS=500` cuts the power that often, two seconds each.
-# `make test-planted-bugs` plants bugs in the code that ships and has the simulator find them, a minute each.
+# `make test-planted-bugs` plants bugs in the code that ships and has the simulator find them, a minute each, and
+# `make test-exhaustive` tries all interleavings of short runs in the simulator.
 # `make test-kubernetes` applies k8s/ to an API server, which it builds, and
 # `make test-newcomer` follows README.md on a bare Debian. `make kafka`, `make cassandra`
 # and `make cluster` start these servers until Ctrl-C; `make run-cluster` runs two processes of
@@ -22,7 +23,7 @@ SEED ?= 1
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers test-upgrades test-power-cuts test-planted-bugs test-containers test-kubernetes test-newcomer loadtest docs \
+.PHONY: run test test-full test-brokers test-upgrades test-power-cuts test-planted-bugs test-exhaustive test-containers test-kubernetes test-newcomer loadtest docs \
 	build kafka cassandra cluster run-cluster
 
 run: build
@@ -54,6 +55,10 @@ test-power-cuts:
 test-planted-bugs:
 	.ci/setup
 	.ci/planted
+
+test-exhaustive:
+	.ci/setup
+	WAYBILL_TEST_EXHAUSTIVE=1 cargo test --release --locked -p waybill-simulation no_interleaving -- --nocapture
 
 test-containers:
 	.ci/containers

@@ -136,6 +136,11 @@ impl Agents {
         processes.chain(logs).collect()
     }
 
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        self.processes.len()
+    }
+
     fn lives(&self, life: AgentIncarnation) -> bool {
         self.processes[life.process].number == life.number
     }

@@ -16,6 +16,7 @@ use waybill_supervisor_core::{Audit, AuditSettings};
 
 use crate::bugs::Bug;
 use crate::queue::What;
+use crate::replicas::Asked;
 use crate::run::Run;
 use crate::schedulers::offset;
 use crate::seen::Sight;
@@ -141,7 +142,7 @@ impl Run {
         self.answer_after(after, caller, Answer::Audit(event));
     }
 
-    fn answer_audit(&self, caller: &Caller, effect: Effect) -> Event {
+    fn answer_audit(&mut self, caller: &Caller, effect: Effect) -> Event {
         let Machine::Audit(index_shard) = caller.machine else {
             unreachable!("only an audit has such an effect");
         };
@@ -158,6 +159,8 @@ impl Run {
                 Event::Offsets(partitions.into_iter().map(end).collect::<BTreeMap<_, _>>())
             }
             Effect::ReadAttention { cursor, limit } => {
+                let of = PartitionId(u32::try_from(index_shard).unwrap());
+                self.read_quorum(Asked::Attention(of));
                 let page = self
                     .store
                     .attention_page(index_shard, cursor, limit.min(PAGE));

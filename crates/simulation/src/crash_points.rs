@@ -23,7 +23,7 @@ use crate::{on_all_threads, setting};
 
 /// What happens to the operation of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Course {
+pub enum Course {
     /// Every step completes.
     Success,
     /// The last step is refused, and the supervisor has the operation undone.
@@ -59,7 +59,7 @@ impl Course {
     }
 
     /// A plan without faults, whose only operation takes this course.
-    fn plan(self) -> Plan {
+    pub fn plan(self) -> Plan {
         let operation = OperationId(uuid::Uuid::from_u128(3));
         let halfway = START + HALFWAY;
         let mut asks = vec![ask(START, create(operation))];
@@ -108,6 +108,7 @@ impl Course {
             refused_step: (self == Self::Refusal).then_some(STEPS[2]),
             repartition_at: (self == Self::Repartitioning).then_some(halfway),
             sets_clocks: false,
+            replicas_differ: false,
         }
     }
 

@@ -79,6 +79,8 @@ pub struct Plan {
     pub repartition_at: Option<Timestamp>,
     /// Whether clocks may be set during the run.
     pub sets_clocks: bool,
+    /// Whether one replica of the store may have what the others do not.
+    pub replicas_differ: bool,
 }
 
 /// A lease, with a tenth of it as the allowance for drift and delay.
@@ -156,6 +158,7 @@ impl Plan {
             loses_wake_at: apart
                 .chance(4)
                 .then(|| START + millis(&mut apart, 10, 5_000)),
+            replicas_differ: apart.chance(50),
             tracked_max: 8 + rng.index(40),
             checkpoint_every: millis(rng, 20, 400),
             spoilt_rows,

@@ -1,7 +1,7 @@
 //! The future events of a run, ordered by time.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use waybill_engine::{Recovery, StepReply, Timestamp};
 
@@ -140,11 +140,26 @@ pub struct Queue {
     free: Vec<usize>,
     count: u64,
     work: usize,
+    /// The time of the last event.
+    clock: Timestamp,
+    /// Where a search chooses the next event: the events that were pushed for the time at which
+    /// they were pushed, by their numbers. All others are timers.
+    messages: Option<BTreeSet<u64>>,
 }
 
 impl Queue {
+    /// From now on it knows which events may overtake each other.
+    pub fn distinguish_messages(&mut self) {
+        self.messages = Some(BTreeSet::new());
+    }
+
     pub fn push(&mut self, at: Timestamp, what: What) {
         self.count += 1;
+        if at <= self.clock
+            && let Some(messages) = &mut self.messages
+        {
+            messages.insert(self.count);
+        }
         self.work += usize::from(what.is_work());
         let index = self.free.pop().unwrap_or_else(|| {
             self.events.push(None);
@@ -155,12 +170,132 @@ impl Queue {
     }
 
     pub fn pop(&mut self) -> Option<(Timestamp, What)> {
-        let Reverse((at, _, index)) = self.heap.pop()?;
+        let Reverse((at, number, index)) = self.heap.pop()?;
+        Some((at, self.remove(at, number, index)))
+    }
+
+    /// The numbers of the events that may come next: a timer that is due, or all messages in the
+    /// order in which they were pushed, or the next timer.
+    pub fn candidates(&self) -> Vec<u64> {
+        let Some(Reverse((first, _, _))) = self.heap.peek() else {
+            return Vec::new();
+        };
+        let at = self.clock.max(*first);
+        let due = self.heap.iter().map(|Reverse(entry)| *entry);
+        let due = due.filter(|(due, _, _)| *due <= at);
+        let is_message = |number| {
+            let messages = self.messages.as_ref();
+            messages.is_some_and(|messages| messages.contains(&number))
+        };
+        let (mut messages, timers): (Vec<_>, Vec<_>) =
+            due.partition(|(_, number, _)| is_message(*number));
+        // Of several, the one that their descriptions decide, not when they were pushed.
+        let timer = match timers.as_slice() {
+            [_, _, ..] => timers
+                .iter()
+                .min_by_key(|(_, _, index)| format!("{:?}", self.events[*index])),
+            few => few.first(),
+        };
+        if let Some((_, number, _)) = timer {
+            return vec![*number];
+        }
+        messages.sort_unstable();
+        messages.into_iter().map(|(_, number, _)| number).collect()
+    }
+
+    /// When the next event happens.
+    pub fn next_at(&self) -> Option<Timestamp> {
+        self.heap.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// The time goes on without an event.
+    pub fn wait_until(&mut self, at: Timestamp) {
+        self.clock = self.clock.max(at);
+    }
+
+    /// Keeps an event until then.
+    pub fn keep(&mut self, wanted: u64, until: Timestamp) {
+        let mut entries = std::mem::take(&mut self.heap).into_vec();
+        for Reverse((at, number, _)) in &mut entries {
+            if *number == wanted {
+                *at = until;
+            }
+        }
+        self.heap = entries.into();
+        if let Some(messages) = &mut self.messages {
+            messages.remove(&wanted);
+        }
+    }
+
+    /// Takes the event with this number.
+    pub fn take(&mut self, wanted: u64) -> Option<(Timestamp, What)> {
+        let mut found = None;
+        self.heap.retain(|&Reverse((at, number, index))| {
+            if number == wanted {
+                found = Some((at, number, index));
+            }
+            number != wanted
+        });
+        let (at, number, index) = found?;
+        Some((at, self.remove(at, number, index)))
+    }
+
+    /// Looks at the event with this number.
+    pub fn look(&self, wanted: u64) -> Option<&What> {
+        let mut entries = self.heap.iter();
+        let Reverse((_, _, index)) = entries.find(|Reverse((_, number, _))| *number == wanted)?;
+        self.events[*index].as_ref()
+    }
+
+    /// Makes the events that were kept until then messages that come now.
+    pub fn release(&mut self, kept_until: Timestamp) {
+        let now = self.clock;
+        let mut entries = std::mem::take(&mut self.heap).into_vec();
+        for Reverse((at, number, _)) in &mut entries {
+            if *at == kept_until {
+                *at = now;
+                if let Some(messages) = &mut self.messages {
+                    messages.insert(*number);
+                }
+            }
+        }
+        self.heap = entries.into();
+    }
+
+    /// Describes all future events. The order in which they were pushed says nothing, except that
+    /// of messages, if it `matters`.
+    pub fn describe(&self, order_matters: bool) -> Vec<String> {
+        let is_message = |number: &u64| {
+            let messages = self.messages.as_ref();
+            messages.is_some_and(|messages| messages.contains(number))
+        };
+        let entries = self.heap.iter().map(|Reverse(entry)| entry);
+        let (mut messages, timers): (Vec<_>, Vec<_>) =
+            entries.partition(|(_, number, _)| is_message(number));
+        messages.sort_unstable();
+        let describe =
+            |(at, _, index): &(Timestamp, u64, usize)| format!("{at:?} {:?}", self.events[*index]);
+        let mut lines: Vec<String> = messages.into_iter().map(describe).collect();
+        let mut of_timers: Vec<String> = timers.into_iter().map(describe).collect();
+        if !order_matters {
+            lines.sort_unstable();
+        }
+        of_timers.sort_unstable();
+        lines.push("timers".to_owned());
+        lines.append(&mut of_timers);
+        lines
+    }
+
+    fn remove(&mut self, at: Timestamp, number: u64, index: usize) -> What {
+        self.clock = self.clock.max(at);
+        if let Some(messages) = &mut self.messages {
+            messages.remove(&number);
+        }
         let what = self.events[index].take();
         let what = what.expect("every entry of the heap has an event");
         self.free.push(index);
         self.work -= usize::from(what.is_work());
-        Some((at, what))
+        what
     }
 
     /// Whether only recurring events are left.

@@ -19,6 +19,33 @@ enum Source {
     Seed(u64),
     /// Numbers. After the last one, every number is [`NEUTRAL`].
     Tape(Vec<u64>),
+    /// Nothing is random: everything happens at once, the likelier way, except for choices.
+    Script(Script),
+}
+
+/// The choices of a run, all of which a search tries.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// What to choose first; after the last one, the first alternative.
+    given: Vec<u8>,
+    /// What was chosen, and how many alternatives there were.
+    pub made: Vec<Choice>,
+    /// How many ids were drawn.
+    ids: u64,
+}
+
+impl Script {
+    /// How many choices are given.
+    pub fn given(&self) -> usize {
+        self.given.len()
+    }
+}
+
+/// A choice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Choice {
+    pub chosen: u8,
+    pub alternatives: u8,
 }
 
 /// A number with which nearly every decision is against a fault.
@@ -39,6 +66,27 @@ impl Rng {
     /// The numbers of a tape.
     pub fn of_tape(tape: Vec<u64>) -> Self {
         Self::of(Source::Tape(tape))
+    }
+
+    /// A script that begins with these choices.
+    pub fn of_script(given: Vec<u8>) -> Self {
+        let script = Script {
+            given,
+            ..Script::default()
+        };
+        Self::of(Source::Script(script))
+    }
+
+    /// The script, if this is one.
+    pub fn script(&self) -> Option<&Script> {
+        match &self.source {
+            Source::Script(script) => Some(script),
+            Source::Seed(_) | Source::Tape(_) => None,
+        }
+    }
+
+    pub fn is_script(&self) -> bool {
+        self.script().is_some()
     }
 
     fn of(source: Source) -> Self {
@@ -67,7 +115,10 @@ impl Rng {
 
     /// Another generator that follows from what was drawn so far.
     pub fn fork(&self) -> Self {
-        Self::new(self.digest)
+        match self.source {
+            Source::Seed(_) | Source::Tape(_) => Self::new(self.digest),
+            Source::Script(_) => Self::of_script(Vec::new()),
+        }
     }
 
     pub fn next(&mut self) -> u64 {
@@ -77,6 +128,7 @@ impl Rng {
                 let at = usize::try_from(self.drawn).unwrap();
                 tape.get(at).copied().unwrap_or(NEUTRAL)
             }
+            Source::Script(_) => 0,
         };
         self.drawn += 1;
         self.digest = (self.digest ^ number).wrapping_mul(DIGEST);
@@ -101,11 +153,53 @@ impl Rng {
     }
 
     pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
+        match self.source {
+            Source::Seed(_) | Source::Tape(_) => self.below(100) < percent,
+            Source::Script(_) => percent > 50,
+        }
+    }
+
+    /// The same for what a search tries both ways.
+    pub fn fate(&mut self, percent: u64) -> bool {
+        match self.source {
+            Source::Seed(_) | Source::Tape(_) => self.chance(percent),
+            Source::Script(_) => self.choose(2) == 0,
+        }
+    }
+
+    /// An index that a search tries in every way.
+    pub fn fate_index(&mut self, len: usize) -> usize {
+        match self.source {
+            Source::Seed(_) | Source::Tape(_) => self.index(len),
+            Source::Script(_) => self.choose(len),
+        }
+    }
+
+    /// A choice between alternatives. Without a script it is the first.
+    pub fn choose(&mut self, alternatives: usize) -> usize {
+        let Source::Script(script) = &mut self.source else {
+            return 0;
+        };
+        if alternatives < 2 {
+            return 0;
+        }
+        let alternatives = u8::try_from(alternatives).expect("there are few alternatives");
+        let at = script.made.len();
+        let chosen = script.given.get(at).copied().unwrap_or_default();
+        assert!(chosen < alternatives, "a replay differs from its run");
+        script.made.push(Choice {
+            chosen,
+            alternatives,
+        });
+        usize::from(chosen)
     }
 
     /// An id. Neutral numbers give different ids, too; other numbers on a tape must differ.
     pub fn uuid(&mut self) -> uuid::Uuid {
+        if let Source::Script(script) = &mut self.source {
+            script.ids += 1;
+            return uuid::Uuid::from_u64_pair(u64::MAX, script.ids);
+        }
         let at = self.drawn;
         let (high, low) = (self.next(), self.next());
         match (high, low) {

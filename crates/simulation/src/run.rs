@@ -21,6 +21,9 @@ use crate::store::{Store, position};
 use crate::supervisors::Supervisor;
 
 mod end;
+mod search;
+
+pub use self::search::{Budget, Search, SearchEnd, Visited, WARM_UP};
 
 /// How long after a planned crash schedulers and supervisors start again.
 const RESTART_MICROS: u64 = 1_000;
@@ -31,6 +34,8 @@ pub struct Run {
     pub rng: Rng,
     /// Decides what audits do.
     pub audit_rng: Rng,
+    /// Decides what the replicas of the store have.
+    pub replica_rng: Rng,
     /// The true time, which no process knows exactly.
     pub now: Timestamp,
     pub queue: Queue,
@@ -49,6 +54,8 @@ pub struct Run {
     pub loses_recovery: bool,
     /// Crashes still to come, besides those that chance decides.
     pub crashes: Vec<Crash>,
+    /// The faults of a run that is part of a search.
+    pub search: Search,
 }
 
 /// The death of all processes of one kind, which others replace.
@@ -112,9 +119,11 @@ pub fn run_plan(
 }
 
 impl Run {
-    fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
+    pub fn new(plan: Plan, mut rng: Rng, bug: Option<Bug>) -> Self {
         let now = START;
         let audit_rng = rng.fork();
+        let mut replica_rng = audit_rng.clone();
+        replica_rng.next();
         let store = Store::new(plan.partitions);
         let one = |_| Self::new_scheduler(&plan, &mut rng, 0);
         let schedulers = (0..plan.schedulers).map(one).collect();
@@ -124,6 +133,7 @@ impl Run {
             supervisors: Supervisor::all(&plan, &mut rng),
             rng,
             audit_rng,
+            replica_rng,
             now,
             queue: Queue::default(),
             bug,
@@ -135,6 +145,7 @@ impl Run {
             violation: None,
             loses_recovery: false,
             crashes: Vec::new(),
+            search: Search::default(),
             plan,
         };
         run.begin();
@@ -316,6 +327,9 @@ impl Run {
 
     /// The duration of a network transfer: usually short.
     pub fn travel(&mut self) -> u64 {
+        if self.rng.is_script() {
+            return 0;
+        }
         if self.is_calm() {
             return 300;
         }

@@ -29,6 +29,10 @@ pub enum Sight {
     Refused,
     SchedulerFaults,
     UnknownWrites,
+    PartsRepaired,
+    PartsNotRead,
+    ProposalsCompleted,
+    ProposalsDropped,
     WritesRepeated,
     LostMessages,
     GivenUp,
@@ -110,7 +114,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 102] = [
+    pub const ALL: [Self; 106] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -135,6 +139,10 @@ impl Sight {
         Self::Refused,
         Self::SchedulerFaults,
         Self::UnknownWrites,
+        Self::PartsRepaired,
+        Self::PartsNotRead,
+        Self::ProposalsCompleted,
+        Self::ProposalsDropped,
         Self::WritesRepeated,
         Self::LostMessages,
         Self::GivenUp,

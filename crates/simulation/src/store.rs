@@ -13,6 +13,7 @@ use waybill_state::{
     DueEntry, Layout, Lease, LeaseKey, RowWrite,
 };
 
+use crate::replicas::Divergence;
 use crate::supervisor_calls::Assignment;
 use crate::workload::Record;
 
@@ -85,6 +86,8 @@ pub struct Store {
     pub attention: BTreeSet<(PartitionId, AttentionEntry)>,
     /// Rows that cannot be read until this time, or until they are written.
     pub spoilt: BTreeMap<OperationId, Timestamp>,
+    /// What one replica has, and the others do not.
+    pub divergence: Divergence,
 }
 
 #[derive(Debug)]
@@ -177,6 +180,7 @@ impl Store {
             rows: Vec::new(),
             attention: BTreeSet::new(),
             spoilt: BTreeMap::new(),
+            divergence: Divergence::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use waybill_supervisor_core::index_shard::{self, Effect};
 
 use crate::bugs::Bug;
 use crate::queue::What;
+use crate::replicas::Asked;
 use crate::run::Run;
 use crate::schedulers::offset;
 use crate::seen::Sight;
@@ -92,7 +93,7 @@ impl Run {
             call => call,
         };
         let is_alive = self.waits_for_answer(&caller);
-        if !is_alive && self.rng.chance(50) {
+        if !is_alive && self.rng.fate(50) {
             return;
         }
         let fails = !self.is_calm() && self.rng.chance(FAULTS);
@@ -133,6 +134,10 @@ impl Run {
         let Machine::IndexShard(index_shard) = caller.machine else {
             unreachable!("only an index shard has such an effect");
         };
+        if let Effect::ReadEntries { bucket, .. } = &effect {
+            let of = PartitionId(u32::try_from(index_shard).unwrap());
+            self.read_quorum(Asked::Entries(of, *bucket));
+        }
         let logs = &mut self.store.logs[index_shard];
         match effect {
             Effect::ReadLease(_) => Event::Lease(logs.sweeper.clone()),
@@ -245,7 +250,7 @@ impl Run {
     ) {
         if let Some(caller) = receipt {
             let sender = &self.supervisors[caller.supervisor];
-            if sender.incarnation != caller.incarnation && self.rng.chance(50) {
+            if sender.incarnation != caller.incarnation && self.rng.fate(50) {
                 return;
             }
             let after = self.rng.below(2_000);

@@ -27,6 +27,16 @@ fn a_crash_at_every_point_and_another_at_every_later_one_break_no_rule() {
 }
 
 #[test]
+fn no_interleaving_of_a_short_run_breaks_a_rule() {
+    waybill_simulation::check_exhaustively();
+}
+
+#[test]
+fn a_search_of_all_interleavings_reveals_bugs() {
+    waybill_simulation::check_searches_reveal_bugs();
+}
+
+#[test]
 fn one_crash_reveals_bugs_that_no_run_without_a_crash_reveals() {
     waybill_simulation::check_crashes_reveal_bugs();
 }

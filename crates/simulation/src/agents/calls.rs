@@ -88,7 +88,7 @@ impl Run {
             let latest = ends_at.since(self.now) + Duration::from_micros(CALL_LATE_MICROS);
             reaches = reaches.min(u64::try_from(latest.as_micros()).unwrap());
         }
-        if self.is_calm() {
+        if self.is_calm() && !self.rng.is_script() {
             (reaches, back) = (200, 200);
         }
         let answer_at = self.now + Duration::from_micros(reaches + back);

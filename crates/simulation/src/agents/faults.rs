@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    fn kill_agent(&mut self, index: usize) {
+    pub fn kill_agent(&mut self, index: usize) {
         self.seen.count(Sight::AgentCrashes);
         self.note_all(|| format!("agent process {index} dies"));
         let silent_since = match self.agents.processes[index].is_awake(self.now) {

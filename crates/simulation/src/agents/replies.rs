@@ -112,7 +112,7 @@ impl Run {
     pub fn agent_record_arrives(&mut self, arrival: Box<Arrival>) {
         let life = arrival.life;
         let lives = self.agents.lives(life);
-        if !lives && self.rng.chance(50) {
+        if !lives && self.rng.fate(50) {
             return;
         }
         let until = self.agents.processes[life.process].paused_until;

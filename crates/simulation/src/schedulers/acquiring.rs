@@ -52,16 +52,28 @@ impl Run {
         }
     }
 
+    /// A call of a candidate fails: it may have been proposed.
+    pub fn candidate_fails(&mut self, call: &AcquisitionCall) {
+        if let AcquisitionCall::TakeLease { seen, lease } = call {
+            self.complete_proposal(lease.key);
+            if self.store.leases.get(&lease.key) == seen.as_deref() {
+                self.proposal_fails(lease);
+            }
+        }
+    }
+
     /// Applies a call of a candidate.
     pub fn candidate_calls(&mut self, index: usize, call: AcquisitionCall) -> AcquisitionAnswer {
         match call {
             AcquisitionCall::ReadLease(key) => {
+                self.complete_proposal(key);
                 let lease = self.store.leases.get(&key).cloned();
                 AcquisitionAnswer::Lease(lease.map(|lease| Box::new(self.corrupted_parent(lease))))
             }
             AcquisitionCall::TakeLease { seen, lease } => {
                 let taken = self.take_lease(seen.as_deref(), &lease);
                 if taken {
+                    self.release_kept();
                     self.saw_taken(index, seen.as_deref(), &lease);
                 }
                 AcquisitionAnswer::Taken(taken)

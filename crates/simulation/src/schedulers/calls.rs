@@ -9,6 +9,7 @@ use waybill_state::{CorruptRow, Lease, LeaseKey, RowRead};
 
 use super::{Act, Incarnation, offset};
 use crate::bugs::Bug;
+use crate::replicas::Asked;
 use crate::run::Run;
 use crate::seen::Sight;
 use crate::store::{Spoilt, topic_of};
@@ -156,7 +157,7 @@ impl Run {
 
     /// A call arrives, unless it died with its process.
     pub fn scheduler_calls(&mut self, of: Incarnation, call: Call) {
-        if !self.lives(of) && self.rng.chance(50) {
+        if !self.lives(of) && self.rng.fate(50) {
             return;
         }
         let scheduler = &self.schedulers[of.scheduler];
@@ -170,8 +171,16 @@ impl Run {
             self.seen.count(Sight::SchedulerFaults);
         }
         let is_applied = !fails || (!is_cut_off && self.rng.chance(50));
+        let faults = Faults {
+            fails,
+            is_applied,
+            is_cut_off,
+        };
         let act = match call {
             Call::Acquisition(generation, call) => {
+                if !is_applied && !is_cut_off {
+                    self.candidate_fails(&call);
+                }
                 let answer = is_applied.then(|| self.candidate_calls(of.scheduler, call));
                 let failed = || AcquisitionAnswer::Failed("it timed out".to_owned());
                 let answer = answer.filter(|_| !fails).unwrap_or_else(failed);
@@ -193,7 +202,7 @@ impl Run {
                     end: Ok(end),
                 })
             }
-            call => match self.answer_to(of, call, fails, is_applied) {
+            call => match self.answer_to(of, call, faults) {
                 Some(input) => Act::Input(input),
                 None => return,
             },
@@ -212,8 +221,11 @@ impl Run {
         &mut self,
         from: Incarnation,
         call: Call,
-        fails: bool,
-        is_applied: bool,
+        Faults {
+            fails,
+            is_applied,
+            is_cut_off,
+        }: Faults,
     ) -> Option<Input> {
         Some(match call {
             Call::Layout => {
@@ -239,6 +251,12 @@ impl Run {
                 lease,
             } => {
                 let is_written = is_applied && self.renew_lease(&lease);
+                if !is_applied && !is_cut_off {
+                    self.complete_proposal(lease.key);
+                    if self.may_renew(&lease) {
+                        self.proposal_fails(&lease);
+                    }
+                }
                 let is_assumed = fails && self.bug == Some(Bug::AssumeRenewal);
                 Input::Renewed {
                     shard,
@@ -280,7 +298,8 @@ impl Run {
     }
 
     /// Reads a row as the processes do.
-    pub fn read_row(&self, id: OperationId) -> RowRead {
+    pub fn read_row(&mut self, id: OperationId) -> RowRead {
+        self.read_quorum(Asked::Row(id));
         let row = self.store.read(id, self.now);
         row.map(Option::<&_>::cloned).map_err(|Spoilt| CorruptRow {
             id,
@@ -303,16 +322,22 @@ impl Run {
         ends
     }
 
-    /// Renews a lease, if the stored one is of the same ownership and older.
-    fn renew_lease(&mut self, lease: &Lease) -> bool {
+    /// Whether a stored lease is of the same ownership, and older.
+    fn may_renew(&self, lease: &Lease) -> bool {
         let stored = self.store.leases.get(&lease.key);
-        if stored == Some(lease) {
-            return true;
-        }
-        let may_renew = stored.is_some_and(|stored| {
+        stored.is_some_and(|stored| {
             let is_same = (stored.owner, stored.epoch) == (lease.owner, lease.epoch);
             is_same && stored.renewal < lease.renewal
-        });
+        })
+    }
+
+    /// Renews a lease, if the stored one is of the same ownership and older.
+    fn renew_lease(&mut self, lease: &Lease) -> bool {
+        self.complete_proposal(lease.key);
+        if self.store.leases.get(&lease.key) == Some(lease) {
+            return true;
+        }
+        let may_renew = self.may_renew(lease);
         match may_renew {
             true => self.put_lease(lease),
             false => self.seen.count(Sight::FencedRenewals),
@@ -322,6 +347,7 @@ impl Run {
 
     /// Writes a lease, if the stored one is as it was seen.
     pub fn take_lease(&mut self, seen: Option<&Lease>, lease: &Lease) -> bool {
+        self.complete_proposal(lease.key);
         let is_as_seen = self.store.leases.get(&lease.key) == seen;
         if is_as_seen {
             self.put_lease(lease);
@@ -329,11 +355,21 @@ impl Run {
         is_as_seen
     }
 
-    fn put_lease(&mut self, lease: &Lease) {
+    pub fn put_lease(&mut self, lease: &Lease) {
         self.store.leases.insert(lease.key, lease.clone());
         self.check_checkpoint(lease.partition.0 as usize);
         self.check_fingerprints(lease);
     }
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug)]
+struct Faults {
+    /// Its caller gets an error.
+    fails: bool,
+    is_applied: bool,
+    /// It does not reach the store.
+    is_cut_off: bool,
 }
 
 /// The result of a call of the loop.

@@ -87,6 +87,17 @@ impl Run {
         self.seen.count(Sight::Pauses);
         let pause = Duration::from_micros(self.rng.between(1_000, 5_000_000));
         let is_suspended = self.rng.chance(20);
+        self.pause_scheduler_for(index, pause, is_suspended);
+        let of = self.incarnation(index);
+        let until = self.now + pause;
+        if pause > NOTICED_PAUSE {
+            // The inbox must be read to the end that it has then before any time-out.
+            self.queue.push(until, What::Woken(of));
+        }
+    }
+
+    /// A scheduler is paused for this long, unless it is woken up before.
+    pub fn pause_scheduler_for(&mut self, index: usize, pause: Duration, is_suspended: bool) {
         let scheduler = &mut self.schedulers[index];
         scheduler.paused_until = self.now + pause;
         scheduler.was_paused = Some(pause);
@@ -97,12 +108,6 @@ impl Run {
         scheduler.was_clean = !is_writing && !scheduler.has_news;
         if self.bug == Some(Bug::IgnoreLease) {
             scheduler.stood_still += pause;
-        }
-        let of = self.incarnation(index);
-        let until = self.now + pause;
-        if pause > NOTICED_PAUSE {
-            // The inbox must be read to the end that it has then before any time-out.
-            self.queue.push(until, What::Woken(of));
         }
         let how = if is_suspended { "suspended" } else { "paused" };
         self.note_all(|| format!("scheduler {index} is {how} for {pause:?}"));
@@ -123,7 +128,7 @@ impl Run {
     }
 
     /// A scheduler stops gracefully, or one of its shards.
-    pub(super) fn stop_scheduler(&mut self, index: usize) {
+    pub fn stop_scheduler(&mut self, index: usize) {
         let shards: Vec<ShardId> = self.schedulers[index].readings.keys().copied().collect();
         if shards.is_empty() || self.rng.chance(60) {
             self.note_all(|| format!("scheduler {index} is stopped"));

@@ -158,11 +158,16 @@ impl Run {
     /// A message arrives at its topic, unless it died with its sender.
     pub fn arrive(&mut self, of: Incarnation, arriving: Arriving) {
         let lives = self.lives(of);
-        if arriving.is_buffered && !lives {
+        let until = self.schedulers[of.scheduler].paused_until;
+        let is_buffered = match self.rng.is_script() {
+            // A search tries both, if there is a difference.
+            true => (!lives || until > self.now) && self.rng.fate(50),
+            false => arriving.is_buffered,
+        };
+        if is_buffered && !lives {
             return;
         }
-        let until = self.schedulers[of.scheduler].paused_until;
-        if arriving.is_buffered && until > self.now {
+        if is_buffered && until > self.now {
             let at = until + Duration::from_micros(10);
             return self.act_at(of, at, Act::Arrive(arriving));
         }

@@ -141,12 +141,15 @@ impl Run {
                 self.schedulers[index].unanswered.insert(number);
                 let failed = Act::Input(Input::Committed { number, result });
                 self.act_later(index, after, failed);
-                if is_cut_off || self.rng.chance(50) {
+                if is_cut_off {
                     return;
+                }
+                if self.rng.chance(50) {
+                    return self.write_fails(write.pieces);
                 }
             }
             // Nothing is heard of it.
-            Some(1) if self.rng.chance(50) => return,
+            Some(1) if self.rng.chance(50) => return self.write_fails(write.pieces),
             _ => {}
         }
         self.schedulers[index].writes.insert(number, write);
@@ -154,8 +157,23 @@ impl Run {
             let result = Ok(Written::default());
             self.act_later(index, 0, Act::Input(Input::Committed { number, result }));
         }
-        for (after, is_rest) in [(first, false), (rest, true)] {
-            self.act_later(index, after, Act::Land { number, is_rest });
+        self.act_later(
+            index,
+            first,
+            Act::Land {
+                number,
+                is_rest: false,
+            },
+        );
+        if !self.rng.is_script() {
+            self.act_later(
+                index,
+                rest,
+                Act::Land {
+                    number,
+                    is_rest: true,
+                },
+            );
         }
     }
 
@@ -239,19 +257,26 @@ impl Run {
     /// Part of a write becomes durable, or the rest.
     pub fn land(&mut self, index: usize, number: CommitNumber, is_rest: bool) {
         let paused_until = self.schedulers[index].paused_until;
+        let is_whole = is_rest || !self.may_be_interrupted();
         let Some(write) = self.schedulers[index].writes.get_mut(&number) else {
             return;
         };
         let latest = write.began + Duration::from_micros(LATE_MICROS);
-        if write.is_buffered && paused_until.min(latest) > self.now {
+        let is_paused = paused_until.min(latest) > self.now;
+        let is_buffered = match self.rng.is_script() {
+            // A search tries both.
+            true => is_paused && self.rng.fate(50),
+            false => write.is_buffered,
+        };
+        if is_buffered && is_paused {
             // The unsent pieces are paused together with the process.
             let of = self.incarnation(index);
             let at = paused_until.min(latest);
             return self.act_at(of, at, Act::Land { number, is_rest });
         }
-        let count = match is_rest {
+        let count = match is_whole {
             true => write.pieces.len(),
-            false => self.rng.index(write.pieces.len() + 1),
+            false => self.rng.fate_index(write.pieces.len() + 1),
         };
         write.has_landed |= count > 0;
         let is_answered = write.is_answered;
@@ -261,6 +286,17 @@ impl Run {
         }
         if !is_rest {
             self.is_up(index);
+            // In a search the rest may be long after.
+            if self.rng.is_script() {
+                self.act_later(
+                    index,
+                    0,
+                    Act::Land {
+                        number,
+                        is_rest: true,
+                    },
+                );
+            }
             return;
         }
         match is_answered {
@@ -281,7 +317,7 @@ impl Run {
         }
     }
 
-    fn land_piece(&mut self, piece: Piece) {
+    pub fn land_piece(&mut self, piece: Piece) {
         match piece {
             Piece::Due(of, entry) => {
                 self.store.logs[of.0 as usize].add_entry(entry);
@@ -334,11 +370,16 @@ impl Run {
     /// The process of a write dies: some of what is left may land late.
     pub fn write_dies(&mut self, index: usize, write: Write) {
         let left = write.pieces.len();
-        if left == 0 || !self.rng.chance(60) {
+        if left == 0 {
             return;
         }
-        let count = self.rng.index(left) + 1;
-        let pieces = write.pieces.into_iter().take(count).collect();
+        if !self.rng.fate(60) {
+            return self.write_fails(write.pieces);
+        }
+        let count = self.rng.fate_index(left) + 1;
+        let mut pieces = Vec::from(write.pieces);
+        let failed = pieces.split_off(count);
+        self.write_fails(failed);
         let latest = write.began + Duration::from_micros(LATE_MICROS);
         let within = u64::try_from(latest.since(self.now).as_micros()).unwrap();
         let after = self.rng.below(within.max(1));
