@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
-use waybill_agent::http::AgentsFile;
+use waybill_agent::http::{AgentsFile, Variables};
 
 fuzz_target!(|text: &str| {
     let Ok(file) = AgentsFile::from_yaml(text) else {
         return;
     };
-    let variables = BTreeMap::from([("services".to_owned(), "127.0.0.1:1".to_owned())]);
-    _ = file.load(&variables);
+    let program = BTreeMap::from([("services".to_owned(), "127.0.0.1:1".to_owned())]);
+    _ = file.load(&Variables::new(program, BTreeMap::new()));
 });

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use waybill_agent::http::AgentsFile;
+use waybill_agent::http::{AgentsFile, Variables};
 use waybill_engine::{Workflow, WorkflowDefinition, Workflows};
 use waybill_workflow_test::{Report, Suite, to_junit};
 
@@ -67,7 +67,7 @@ impl Files {
         let workflows = Workflows::new(vec![workflow]).unwrap();
         let file = AgentsFile::from_yaml(AGENTS).unwrap();
         let agents = match with_agents {
-            true => file.offline(&BTreeMap::new()).unwrap(),
+            true => file.offline(&Variables::default()).unwrap(),
             false => BTreeMap::new(),
         };
         std::fs::write(self.path(), cases).unwrap();

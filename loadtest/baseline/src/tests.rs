@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use uuid::Uuid;
 use waybill_agent::StepCall;
-use waybill_agent::http::AgentsFile;
+use waybill_agent::http::{AgentsFile, Variables};
 use waybill_drone_delivery::services::{Services, ServicesSettings, Summary};
 use waybill_engine::{
     Action, Attempt, Epoch, OperationId, OperationRequest, OperationStatus, Outcome as StepOutcome,
@@ -201,7 +201,8 @@ async fn the_calls_are_those_of_the_built_in_agents() {
     let take = || std::mem::take(&mut *asked.lock().unwrap());
 
     let file = AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).unwrap();
-    let variables = BTreeMap::from([("services".to_owned(), format!("http://{address}"))]);
+    let program = BTreeMap::from([("services".to_owned(), format!("http://{address}"))]);
+    let variables = Variables::new(program, BTreeMap::new());
     let agents: BTreeMap<_, _> = file.load(&variables).unwrap().into_iter().collect();
     let services = floor::calling::Services::connect(&address).await.unwrap();
     let operation = OperationId(Uuid::now_v7());

@@ -2,6 +2,7 @@
 
 mod function;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
