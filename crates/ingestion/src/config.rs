@@ -31,6 +31,9 @@ pub struct HttpConfig {
     /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach it
     /// through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
+    /// The origins of web pages that may use the API from a browser (CORS), for example
+    /// `https://console.example.org`; `*` for all, with authentication only.
+    pub cors_origins: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
@@ -110,6 +113,7 @@ impl Default for HttpConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             tls: TlsConfig::default(),
             hosts: Vec::new(),
+            cors_origins: Vec::new(),
             request_bytes_max: ByteSize::kib(64),
             batch_line_bytes_max: ByteSize::kib(64),
             batch_lines_max: 1_000,

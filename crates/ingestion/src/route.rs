@@ -126,6 +126,7 @@ impl Route<'_> {
     pub fn label(self, method: &Method) -> RouteLabel {
         let is_get = method == Method::GET || method == Method::HEAD;
         match self {
+            _ if method == Method::OPTIONS => RouteLabel::Other,
             Self::Requests(form) => RouteLabel::CreateInForm(form),
             Self::Operations if is_get => RouteLabel::ListOperations,
             Self::Operations => RouteLabel::CreateOperation,

@@ -35,7 +35,7 @@ use waybill_http::auth::{Auth, Caller};
 use waybill_http::media_type::{JSON, NDJSON, check_media_type};
 use waybill_http::payload::{Parts, Patience, Payload, read_whole};
 use waybill_http::problem::{FieldProblem, Kind, Problem};
-use waybill_http::{ArrivingBody, Hosts, Refusal, RequestBody, Service};
+use waybill_http::{ArrivingBody, Cors, Hosts, Refusal, RequestBody, RequestId, Service};
 
 use self::reply::{problem, redirect};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
@@ -62,6 +62,8 @@ pub struct Api {
     pub auth: Auth,
     /// The hosts that the listener answers for.
     pub hosts: Hosts,
+    /// The web pages of other origins that may use the API.
+    pub cors: Cors,
     /// Accepts requests.
     pub intake: Arc<Intake>,
     /// Streams the events of operations.
@@ -115,11 +117,12 @@ impl Service for Api {
         }
         let route = Route::of(request.uri().path(), &self.forms);
         let label = route.label(request.method());
+        let page = self.cors.permitted(request.headers());
         let span = spans::pattern(route).and_then(|it| spans::of_request(&mut request, it));
         let answered = AssertUnwindSafe(self.dispatch(RequestBody::of(request)))
             .catch_unwind()
             .await;
-        let reply = match answered {
+        let mut reply = match answered {
             Ok(Ok(reply)) => reply,
             Ok(Err(refusal)) => {
                 self.measures.denied(&refusal);
@@ -132,6 +135,7 @@ impl Service for Api {
                 problem(&Problem::new(Kind::Internal, detail))
             }
         };
+        self.cors.mark(page, reply.headers_mut());
         self.measures.answered(label, reply.status(), began);
         if let Some(span) = span {
             spans::answered(span, reply.status());
@@ -145,6 +149,9 @@ impl Api {
         let (head, body) = request.into_parts();
         let route = Route::of(head.uri.path(), &self.forms);
         self.hosts.check(&head.method, &head.uri, &head.headers)?;
+        if self.cors.is_preflight(&head.method, &head.headers) {
+            return Ok(self::reply::preflight());
+        }
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
         let caller = &match route.scope(&head.method) {
@@ -292,7 +299,9 @@ impl Api {
             answers,
         );
         // A panic also releases the permit, and then the stream just ends.
-        self.batches.spawn(batch.run());
+        let id = RequestId::current();
+        self.batches
+            .spawn(RequestId::scope_current(id, batch.run()));
         let mut reply = Response::new(Payload::Stream(stream));
         set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
         Ok(reply)

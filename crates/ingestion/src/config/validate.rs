@@ -7,7 +7,7 @@ use waybill_config::ConfigError;
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, check_range_because, require};
 use waybill_engine::INPUT_BYTES_MAX;
 use waybill_http::json::DEPTH_LIMIT_MAX;
-use waybill_http::limits;
+use waybill_http::{ANY_ORIGIN, ORIGINS_MAX, check_origin, limits};
 use waybill_units::ByteSize;
 
 use super::HttpConfig;
@@ -44,6 +44,7 @@ impl HttpConfig {
         self.check_counts()?;
         self.check_times()?;
         self.check_sizes()?;
+        self.check_origins()?;
         require(
             self.tls.is_whole(),
             "http.tls.certFile and http.tls.keyFile",
@@ -148,6 +149,28 @@ impl HttpConfig {
         )
     }
 
+    fn check_origins(&self) -> Result<(), ConfigError> {
+        const KEY: &str = "http.corsOrigins";
+        check_range(KEY, self.cors_origins.len(), 0..=ORIGINS_MAX)?;
+        for origin in &self.cors_origins {
+            let checked = check_origin(origin);
+            require(
+                checked.is_ok(),
+                KEY,
+                checked
+                    .err()
+                    .map_or_else(String::new, |bad| bad.to_string()),
+            )?;
+        }
+        let others = self.cors_origins.len() > 1;
+        let has_any = self.cors_origins.iter().any(|it| it == ANY_ORIGIN);
+        require(
+            !(has_any && others),
+            KEY,
+            "must list either * or single origins",
+        )
+    }
+
     /// Checks that requests of the largest size fit into the buffers and the records.
     fn check_memory(&self) -> Result<(), ConfigError> {
         let body_bytes_min = IngestionSettings::body_bytes_min(
@@ -248,6 +271,15 @@ mod tests {
             }),
             ("http.producerQueueBytesMax", |c| {
                 c.producer_queue_bytes_max = ByteSize::kib(127)
+            }),
+            ("http.corsOrigins", |c| {
+                c.cors_origins = vec!["console.example.org".to_owned()]
+            }),
+            ("http.corsOrigins", |c| {
+                c.cors_origins = vec!["https://a.example".to_owned(), "*".to_owned()]
+            }),
+            ("http.corsOrigins", |c| {
+                c.cors_origins = vec!["https://a.example".to_owned(); 101]
             }),
             ("http.tls.certFile", |c| {
                 c.tls.cert_file = Some("/a.pem".into())

@@ -21,6 +21,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
+use waybill_http::RequestId;
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::media_type::EVENT_STREAM;
 use waybill_http::payload::Payload;
@@ -216,12 +217,13 @@ impl Api {
             heartbeat: self.events.heartbeat,
         };
         let stop = self.stop.clone();
-        self.batches.spawn(async move {
+        let id = RequestId::current();
+        self.batches.spawn(RequestId::scope_current(id, async move {
             tokio::select! {
                 _ = events.run(following, first) => {}
                 () = stop.cancelled() => {}
             }
-        });
+        }));
         Ok(stream(Payload::Stream(body)))
     }
 }

@@ -45,6 +45,11 @@ impl Guarded {
     }
 
     pub async fn with(change: impl FnOnce(&mut IngestionSettings)) -> Self {
+        Self::guarded(Guards::default(), change).await
+    }
+
+    /// With these guards, and authentication.
+    pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionSettings)) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut tokens = HashMap::new();
         let mut text = String::new();
@@ -59,7 +64,7 @@ impl Guarded {
         std::fs::write(file.path(), text).unwrap();
         let guards = Guards {
             auth: auth(file.path()),
-            ..Guards::default()
+            ..guards
         };
         Self {
             setup: Setup::guarded(guards, change).await,

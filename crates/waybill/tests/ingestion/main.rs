@@ -4,6 +4,7 @@
 mod access;
 mod batches;
 mod events;
+mod headers;
 mod inputs;
 mod limits;
 mod ops;
