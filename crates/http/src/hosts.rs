@@ -8,8 +8,8 @@
 //!
 //! What must hold: a request passes only if its host is an IP address, `localhost` or a configured
 //! name, and a change passes only if no page of another origin requests it, unless the origin is
-//! listed. An origin includes the scheme: the listener's own, or `https` with a configured name, for
-//! a proxy that terminates TLS.
+//! listed. An origin includes the scheme: the listener's own, or `https` with a configured name,
+//! for a proxy that terminates TLS.
 //! Clients other than browsers send only `Host` of these headers.
 //!
 //! [1]: https://www.w3.org/TR/fetch-metadata/
@@ -90,8 +90,8 @@ impl Hosts {
         })
     }
 
-    /// The same hosts. Pages of the origins that `origins` lists may make changes, like those of the
-    /// listener's own origin.
+    /// The same hosts. Pages of the origins that `origins` lists may make changes, like those of
+    /// the listener's own origin.
     #[must_use]
     pub fn with_origins(self, origins: &Cors) -> Self {
         match self.0 {

@@ -1,7 +1,7 @@
 //! The ids of requests, by which a caller finds its request in the log.
 //!
-//! A caller may choose the id in `X-Request-Id`; otherwise the server makes one. The answer has it in
-//! the same header, a problem in `requestId`, and each log line of the request ends with it.
+//! A caller may choose the id in `X-Request-Id`; otherwise the server makes one. The answer has it
+//! in the same header, a problem in `requestId`, and each log line of the request ends with it.
 //!
 //! What must hold: an id that a caller chose cannot break a log line or a header, and costs no more
 //! than its length.

@@ -99,6 +99,10 @@ pub struct HttpConfig {
     /// Open streams of operation events; further ones get 503. Less than `connectionsMax` and
     /// `requestsMax`.
     pub event_streams_max: usize,
+    /// The longest wait of a request for a result (`?wait=`), and less than `idleTimeout`. A
+    /// waiting request counts as an event stream.
+    #[serde(with = "DurationText")]
+    pub wait_max: Duration,
     /// Lists of operations that may be in progress or queued; further ones get 503. 0 allows none.
     pub lists_max: usize,
     /// The rate limits of each tenant at this process.
@@ -137,6 +141,7 @@ impl Default for HttpConfig {
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
             event_streams_max: 500,
+            wait_max: Duration::from_secs(60),
             lists_max: 16,
             tenant_limits: TenantLimitsConfig::default(),
             high_priority_topic: true,
@@ -180,6 +185,7 @@ impl HttpConfig {
             reply_to_prefixes: self.reply_to_prefixes.clone(),
             contacts,
             event_streams_max: self.event_streams_max,
+            wait_max: self.wait_max,
             lists_max: self.lists_max,
             tenant_rates: self.tenant_limits.rates(),
             has_high_priority_topic: self.high_priority_topic,

@@ -224,6 +224,7 @@ impl Ingestion {
                 pause_max: config.body_read_timeout,
                 whole_max: config.body_timeout,
             },
+            wait_max: config.wait_max(),
             batch: BatchLimits {
                 line_bytes_max: config.batch_line_bytes_max,
                 lines_max: config.batch_lines_max.max(1),

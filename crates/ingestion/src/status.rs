@@ -246,6 +246,15 @@ impl Pending {
 }
 
 impl Status {
+    /// The operation, if it has neither ended nor is parked.
+    pub fn changing(&self) -> Option<OperationId> {
+        match self {
+            Self::Row(row) => Some(row.id).filter(|_| !row.state.state.is_final()),
+            Self::Pending(pending) => Some(pending.id),
+            Self::Rejected(_) => None,
+        }
+    }
+
     /// Its view as an operation.
     pub fn operation(&self, workflows: &Workflows) -> OperationView {
         match self {

@@ -31,6 +31,7 @@ const REQUEST_BYTES_MIN: ByteSize = ByteSize::kib(1);
 const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
 const BODY_READ_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(10 * 60);
+const WAIT_MAX: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(10 * 60);
 const BODY_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(60 * 60);
 
@@ -128,6 +129,7 @@ impl HttpConfig {
             self.body_read_timeout,
             BODY_READ_TIMEOUT,
         )?;
+        check_range("http.waitMax", self.wait_max, WAIT_MAX)?;
         check_range("http.bodyTimeout", self.body_timeout, BODY_TIMEOUT)
     }
 
@@ -257,6 +259,8 @@ mod tests {
             ("http.headerReadTimeout", |c| {
                 c.header_read_timeout = Duration::ZERO
             }),
+            ("http.waitMax", |c| c.wait_max = Duration::from_millis(999)),
+            ("http.waitMax", |c| c.wait_max = Duration::from_secs(601)),
             ("http.bodyTimeout", |c| c.body_timeout = Duration::ZERO),
             ("http.bodyTimeout", |c| {
                 c.body_timeout = Duration::from_secs(3_601)

@@ -6,7 +6,7 @@ use waybill_drone_delivery::DroneDelivery;
 
 use super::*;
 use crate::docs::examples::operation_view_example;
-use crate::service::{OF_CANCEL, OF_LIST, OF_ONE};
+use crate::service::{OF_CANCEL, OF_GET, OF_LIST, OF_ONE};
 
 fn forms() -> Forms {
     Forms::new([&DroneDelivery as _])
@@ -84,7 +84,9 @@ fn every_operation_lists_the_query_parameters_that_it_takes() {
             let expected: &[&str] = match (method.as_str(), path.as_str()) {
                 ("get", OPERATIONS) => &OF_LIST,
                 ("delete", _) => &OF_CANCEL,
+                ("get", path) if path.ends_with("{id}") => &OF_GET,
                 (_, path) if path.contains("{id}") => &OF_ONE,
+                ("post", path) if path != BATCH => &["wait"],
                 _ => &[],
             };
             let expected: BTreeSet<_> = expected.iter().copied().collect();

@@ -14,4 +14,5 @@ mod repeats;
 mod setup;
 mod status;
 mod tls;
+mod waiting;
 mod wire;
