@@ -33,7 +33,7 @@ use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use waybill_api::verb::Verb;
 use waybill_api::view::AcceptedView;
 use waybill_clock::wall_clock;
-use waybill_http::auth::{Auth, Caller};
+use waybill_http::auth::{Auth, Caller, Scope};
 use waybill_http::media_type::{JSON, NDJSON, check_media_type};
 use waybill_http::payload::{Parts, Patience, Payload, read_whole};
 use waybill_http::problem::{FieldProblem, Kind, Problem};
@@ -289,9 +289,13 @@ impl Api {
             found = status::find(&self.intake, query).await?;
         }
         let workflows = &self.rules.workflows;
+        let has_payload = call.caller.may(Scope::Payload);
         let mut reply = match form {
-            Some(form) => json(StatusCode::OK, &found.in_form(form, workflows)?),
-            None => json(StatusCode::OK, &found.operation(workflows)),
+            Some(form) => json(
+                StatusCode::OK,
+                &found.in_form(form, workflows, has_payload)?,
+            ),
+            None => json(StatusCode::OK, &found.operation(workflows, has_payload)),
         };
         set_static(&mut reply, header::CACHE_CONTROL, "no-store");
         Ok(tagged(reply, call.headers))

@@ -1,6 +1,7 @@
 //! Permissions of tokens. Operations of another tenant must look as if they did not exist.
 
 mod lists;
+mod payloads;
 mod tenants;
 
 use std::collections::HashMap;
@@ -29,13 +30,14 @@ pub struct Guarded {
 }
 
 /// Name, scopes and tenant of each token.
-const TOKENS: [(&str, &str, &str); 7] = [
+const TOKENS: [(&str, &str, &str); 8] = [
     ("acme", "submit, read, repair", "acme"),
     ("zeta", "submit, read, repair", "zeta"),
     ("all", "submit, read, repair", "*"),
     ("submit", "submit", "acme"),
     ("read", "read", "acme"),
     ("repair", "repair", "acme"),
+    ("payload", "submit, read, payload", "acme"),
     ("admin", "admin", "*"),
 ];
 

@@ -123,7 +123,7 @@ async fn pending_requests_of_another_tenant_are_not_found() {
     let guarded = Guarded::with(|config| config.recent_accepted_max = 0).await;
     let (id, at) = made_for_acme(&guarded, DELIVERIES, delivery()).await;
     let path = format!("{DELIVERIES}/{id}{at}");
-    let (_, own) = guarded.get("acme", &path).await;
+    let (_, own) = guarded.get("payload", &path).await;
     assert_eq!(own["request"]["ownerId"], "myowner", "{own}");
     answers_as_for_an_unknown_id(&guarded, &id, &at).await;
 
