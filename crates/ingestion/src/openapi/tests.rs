@@ -176,7 +176,9 @@ fn every_body_and_answer_has_an_example() {
             }
             let answers = operation["responses"].as_object().unwrap().values();
             for holder in answers.chain(operation.get("requestBody")) {
-                for content in holder["content"].as_object().unwrap().values() {
+                // A 304 has no body.
+                let content = holder["content"].as_object();
+                for content in content.into_iter().flat_map(|it| it.values()) {
                     assert!(!content["example"].is_null(), "{method} {path}: {holder}");
                 }
             }

@@ -53,10 +53,10 @@ const REPEATED: &str = "A repeat: the operation that the first request created, 
     operation_id = "createOperation",
     tag = "Operations",
     params(
-        ("wait" = Option<String>, Query, description = WAIT, example = "30s"),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, example = "order-17",
             min_length = 1, max_length = 256,
             description = "The caller's own id, if the body has none."),
+        ("wait" = Option<String>, Query, description = WAIT, example = "30s"),
     ),
     request_body = OperationRequest,
     responses(
