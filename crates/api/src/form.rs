@@ -27,7 +27,8 @@ pub fn example_view(workflow: &str, [first, second, third]: [&str; 3]) -> Value 
         "state": "Processing",
         "steps": [
             {"name": first, "state": "Completed", "attempt": 1, "action": "Run",
-             "changedAt": "2030-05-08T20:00:00.134567Z"},
+             "changedAt": "2030-05-08T20:00:00.134567Z", "agent": first,
+             "outputs": {"reservation": "r-7"}},
             {"name": second, "state": "Failed", "attempt": 2, "action": "Run",
              "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
              "changedAt": "2030-05-08T20:00:00.234567Z",

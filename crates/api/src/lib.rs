@@ -9,6 +9,7 @@
 
 pub mod form;
 pub mod id;
+pub mod payloads;
 pub mod request;
 pub mod tenant_limits;
 pub mod verb;

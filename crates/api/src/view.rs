@@ -4,22 +4,25 @@
 
 mod accepted;
 mod event;
+mod step;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 use waybill_clock::time_text;
 use waybill_engine::{
     CreateRequest, HistoryEntry, OperationError, OperationId, ProcessState, StepError,
-    StepProgress, StepState, Timestamp, Workflow,
+    StepProgress, Timestamp, Workflow,
 };
 
 pub use self::accepted::{AcceptedView, BatchLine, OperationIdsView};
 pub use self::event::EventView;
+pub use self::step::StepView;
 
 use crate::verb::Verb;
 
@@ -59,6 +62,19 @@ pub struct OperationView {
     pub state: Cow<'static, str>,
     /// The steps, in the order of the workflow.
     pub steps: Vec<StepView>,
+    /// The workflow's input, with sensitive fields as `***`. May be absent while `Pending`; absent
+    /// if `payloadWithheld` is present.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>, example = json!({"orderId": "order-17"}))]
+    pub input: Option<Value>,
+    /// Why the input, and the outputs of the steps, are absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "The token lacks the scope payload.")]
+    pub payload_withheld: Option<Cow<'static, str>>,
+    /// The trace of the operation, which has each of its attempts, if its request had one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "4bf92f3577b34da6a3ce929d0e0e4736")]
+    pub trace_id: Option<String>,
     /// While `Pending`: the number of requests ahead of it in its topic and partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 12)]
@@ -140,51 +156,6 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
     pub updated_at: Option<String>,
-}
-
-/// A step of an operation.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Step)]
-pub struct StepView {
-    /// The step's name in the workflow.
-    #[schema(value_type = String, example = "stock")]
-    pub name: Arc<str>,
-    /// `NotStarted`, `Running`, `Completed`, `Failed`, `TimedOut`, `Skipped`, `Compensating` or
-    /// `Compensated`.
-    #[schema(value_type = String, example = "Completed")]
-    pub state: Cow<'static, str>,
-    /// The number of the current or last attempt, of any action; 0 before the first.
-    #[schema(example = 1)]
-    pub attempt: u32,
-    /// The action of that attempt: `Run`, `Compensate` or `Probe`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, example = "Run")]
-    pub action: Option<Cow<'static, str>>,
-    /// How many times the step has failed or timed out.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub failure_count: u32,
-    /// How often undoing the step has failed or timed out.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub undo_failure_count: u32,
-    /// The time by which the running attempt must finish.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, format = DateTime)]
-    pub complete_by: Option<String>,
-    /// When the step is retried.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, format = DateTime)]
-    pub retry_at: Option<String>,
-    /// When the step's state last changed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, format = DateTime)]
-    pub changed_at: Option<String>,
-    /// The last superseded attempt that turned out to have succeeded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub late_success: Option<u32>,
-    /// The step's last failure.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<ErrorView>,
 }
 
 /// A verb that was requested for an operation, and its result.
@@ -397,34 +368,6 @@ impl OperationView {
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
         self.process_state().is_some_and(ProcessState::is_final)
-    }
-}
-
-impl StepView {
-    /// Whether the step is being performed or undone, or waits for that.
-    #[must_use]
-    pub fn is_under_way(&self) -> bool {
-        self.complete_by.is_some() || self.retry_at.is_some()
-    }
-
-    /// The view of a stored step.
-    #[must_use]
-    pub fn of(name: &Arc<str>, progress: &StepProgress) -> Self {
-        let was_asked_for = progress.was_asked_for();
-        let has_changed = was_asked_for || progress.state != StepState::NotStarted;
-        Self {
-            name: Arc::clone(name),
-            state: progress.state.as_str().into(),
-            attempt: progress.attempt.0,
-            action: was_asked_for.then(|| progress.action.as_str().into()),
-            failure_count: progress.failure_count,
-            undo_failure_count: progress.undo_failure_count,
-            complete_by: progress.complete_by.map(time_text),
-            retry_at: progress.retry_at.map(time_text),
-            changed_at: has_changed.then(|| time_text(progress.changed_at)),
-            late_success: progress.late_success.map(|attempt| attempt.0),
-            error: progress.error.as_ref().map(ErrorView::of_step),
-        }
     }
 }
 

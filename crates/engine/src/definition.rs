@@ -28,6 +28,11 @@ pub struct WorkflowDefinition {
     #[serde(default, deserialize_with = "optional_duration")]
     #[schemars(with = "DurationText")]
     pub deadline: Option<Duration>,
+    /// The fields of the input that no person sees: JSON pointers, at most 64. The API and the
+    /// commands show `***` in their place.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub sensitive: Vec<String>,
     /// Its steps, at most 64.
     #[schemars(length(min = 1, max = 64))]
     pub steps: Vec<StepDefinition>,
@@ -43,6 +48,7 @@ impl WorkflowDefinition {
             cancel: CancelPolicy::default(),
             on_failure: None,
             deadline: None,
+            sensitive: Vec::new(),
             steps,
         }
     }
@@ -170,6 +176,10 @@ pub struct StepDefinition {
     /// the step was requested.
     #[serde(default)]
     pub uses: Vec<String>,
+    /// The outputs that no person sees: JSON pointers, such as `/token`, at most 64.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub sensitive: Vec<String>,
     /// How often and when it is retried.
     #[serde(default)]
     pub retry: RetryPolicy,
@@ -190,6 +200,7 @@ impl StepDefinition {
             on_failure: None,
             probe: false,
             uses: Vec::new(),
+            sensitive: Vec::new(),
             retry: RetryPolicy::default(),
         }
     }
@@ -282,6 +293,7 @@ mod tests {
                 cancel: CancelPolicy::UntilFinal,
                 on_failure: None,
                 deadline: None,
+                sensitive: Vec::new(),
                 steps: vec![StepDefinition {
                     name: "pay".to_owned(),
                     agent: "payment".to_owned(),
@@ -293,6 +305,7 @@ mod tests {
                     on_failure: None,
                     probe: false,
                     uses: Vec::new(),
+                    sensitive: Vec::new(),
                     retry: RetryPolicy {
                         max_attempts: None,
                         initial_interval: Duration::from_millis(200),
@@ -311,7 +324,7 @@ mod tests {
             r#"{"name": "drone", "agent": "drones", "after": ["account", "package"],
                 "when": {"step": "transport", "output": "booked", "equals": "false"},
                 "timeout": "1500ms", "kind": "pivot", "onFailure": "retry",
-                "probe": true, "uses": ["pickupTime"],
+                "probe": true, "uses": ["pickupTime"], "sensitive": ["/code"],
                 "compensation": {"agent": "yard", "timeout": "2s", "retry": {"maxAttempts": 5},
                                  "settle": "3s", "tombstones": true, "needs": ["drone.id"]},
                 "retry": {"maxAttempts": 3, "initialInterval": "50ms", "multiplier": 1.5,
@@ -346,6 +359,7 @@ mod tests {
                 on_failure: Some(OnFailure::Retry),
                 probe: true,
                 uses: vec!["pickupTime".to_owned()],
+                sensitive: vec!["/code".to_owned()],
                 retry: RetryPolicy {
                     max_attempts: Some(3),
                     initial_interval: Duration::from_millis(50),

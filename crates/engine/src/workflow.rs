@@ -30,6 +30,9 @@ pub const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Maximum number of attempts that can be configured.
 pub const ATTEMPTS_MAX: u32 = 1_000;
 
+/// Maximum number of sensitive fields of a workflow's input, and of a step's outputs.
+pub const SENSITIVE_MAX: usize = 64;
+
 /// Maximum factor by which the wait between attempts may grow.
 pub const MULTIPLIER_MAX: f64 = 100.0;
 
@@ -111,6 +114,8 @@ pub struct Step {
     pub probe: bool,
     /// The input fields that are fixed once the step was requested.
     pub uses: Vec<String>,
+    /// The outputs that no person sees, as JSON pointers.
+    pub sensitive: Vec<String>,
 }
 
 impl Step {
@@ -243,6 +248,7 @@ pub struct Workflow {
     order: Vec<usize>,
     cancel: CancelPolicy,
     deadline: Option<Duration>,
+    sensitive: Vec<String>,
 }
 
 impl Workflow {
@@ -286,6 +292,12 @@ impl Workflow {
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
+    }
+
+    /// The fields of the input that no person sees, as JSON pointers.
+    #[must_use]
+    pub fn sensitive(&self) -> &[String] {
+        &self.sensitive
     }
 
     /// The names of its agents, sorted and without duplicates: those that perform steps and those

@@ -7,8 +7,9 @@
 //! ([Fetch Metadata][1]).
 //!
 //! What must hold: a request passes only if its host is an IP address, `localhost` or a configured
-//! name, and a change passes only if no page of another origin requests it. An origin includes the
-//! scheme: the listener's own, or `https` with a configured name, for a proxy that terminates TLS.
+//! name, and a change passes only if no page of another origin requests it, unless the origin is
+//! listed. An origin includes the scheme: the listener's own, or `https` with a configured name,
+//! for a proxy that terminates TLS.
 //! Clients other than browsers send only `Host` of these headers.
 //!
 //! [1]: https://www.w3.org/TR/fetch-metadata/
@@ -19,6 +20,8 @@ use std::sync::Arc;
 use hyper::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::uri::Authority;
 use hyper::{HeaderMap, Method, Uri};
+
+use crate::Cors;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -37,7 +40,12 @@ enum Rule {
     /// All hosts, and pages of all origins: callers must authenticate.
     Any,
     /// IP addresses, `localhost`, and these names, as [`normal`] makes them.
-    Local { names: Arc<[String]>, has_tls: bool },
+    Local {
+        names: Arc<[String]>,
+        has_tls: bool,
+        /// Pages of these origins may make changes, too.
+        cors: Cors,
+    },
 }
 
 /// Why a request was refused.
@@ -75,7 +83,25 @@ impl Hosts {
             return Self::any();
         }
         let names = names.iter().map(|name| normal(name)).collect();
-        Self(Rule::Local { names, has_tls })
+        Self(Rule::Local {
+            names,
+            has_tls,
+            cors: Cors::default(),
+        })
+    }
+
+    /// The same hosts. Pages of the origins that `origins` lists may make changes, like those of
+    /// the listener's own origin.
+    #[must_use]
+    pub fn with_origins(self, origins: &Cors) -> Self {
+        match self.0 {
+            Rule::Any => self,
+            Rule::Local { names, has_tls, .. } => Self(Rule::Local {
+                names,
+                has_tls,
+                cors: origins.clone(),
+            }),
+        }
     }
 
     /// Checks whether a request may pass.
@@ -84,7 +110,12 @@ impl Hosts {
     ///
     /// If its host is not one of these, or if a web page of another origin requests a change.
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
-        let Rule::Local { names, has_tls } = &self.0 else {
+        let Rule::Local {
+            names,
+            has_tls,
+            cors,
+        } = &self.0
+        else {
             return Ok(());
         };
         let mut hosts = headers.get_all(HOST).iter().map(HeaderValue::to_str);
@@ -112,6 +143,12 @@ impl Hosts {
         };
         let is_own = |origin: &str| is_of(origin, own, schemes);
         let is_same_site = |site: &str| site == "same-origin" || site == "none";
+        let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::to_str);
+        if let (Some(Ok(only)), None) = (origins.next(), origins.next())
+            && cors.lists(only)
+        {
+            return Ok(());
+        }
         all(headers, &ORIGIN, is_own)?;
         all(headers, &SEC_FETCH_SITE, is_same_site)
     }
@@ -278,6 +315,27 @@ mod tests {
         assert!(checked(&hosts, Method::POST, &two).is_err(), "each counts");
         let two = [host, ("host", "attacker.example")];
         assert!(checked(&hosts, Method::GET, &two).is_err(), "two hosts");
+    }
+
+    #[test]
+    fn pages_of_listed_origins_may_make_changes_on_hosts_that_the_listener_answers_for() {
+        let listed = Cors::new(&["https://console.example".to_owned()]);
+        let hosts = Hosts::local(&[], false).with_origins(&listed);
+        let page = ("origin", "https://console.example");
+        let site = ("sec-fetch-site", "cross-site");
+        let post = |headers: &[(&str, &str)]| checked(&hosts, Method::POST, headers);
+        let host = ("host", "localhost:8080");
+        assert_eq!(post(&[host, page, site]), Ok(()));
+        for refused in [
+            &[host, ("origin", "https://other.example"), site][..],
+            &[host, ("origin", "http://console.example"), site],
+            &[host, page, ("origin", "https://other.example")],
+            &[host, page, page, site],
+            &[host, site],
+            &[("host", "console.example"), page, site],
+        ] {
+            assert!(post(refused).is_err(), "{refused:?}");
+        }
     }
 
     #[test]

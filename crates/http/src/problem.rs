@@ -22,6 +22,7 @@ pub use self::details::ProblemDetails;
 pub use self::field::FieldProblem;
 pub use self::page::{STYLE, page};
 use crate::json::{JsonError, JsonFault};
+use crate::request_id::RequestId;
 
 /// The media type of problems.
 pub const PROBLEM_JSON: &str = "application/problem+json";
@@ -501,12 +502,18 @@ impl Problem {
             errors: (&*self.errors).into(),
             id: self.id.as_deref().map(Cow::from),
             code: self.code.map(Cow::from),
+            request_id: None,
         }
     }
 
-    /// The body of the answer, as JSON.
+    /// The body of the answer to the current request, as JSON.
     fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(&self.details()).expect("strings and numbers always serialize")
+        let request_id = RequestId::current();
+        let details = ProblemDetails {
+            request_id: request_id.as_ref().map(|id| id.as_str().into()),
+            ..self.details()
+        };
+        serde_json::to_vec(&details).expect("strings and numbers always serialize")
     }
 }
 

@@ -30,6 +30,7 @@ use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
 use crate::meter::{ConnectionMeter, RefusalMeter};
 use crate::problem::Kind;
+use crate::request_id::{RequestId, X_REQUEST_ID};
 use crate::{Stream, Tls};
 
 /// How long to wait before accepting again if the system has run out of a resource, such as file
@@ -304,6 +305,7 @@ impl<S: Service> Connection<S> {
         let (service, refusals) = (self.service, self.refusals);
         let answer = service_fn(move |request: Request<Incoming>| {
             let (service, guard) = (Arc::clone(&service), slot.begin_request());
+            let id = RequestId::of(request.headers());
             let request = request.map(|body| ArrivingBody::new(body, || slot.begin_arrival()));
             let refusals = Arc::clone(&refusals);
             // A future takes kilobytes. Unboxed, it would stay in the task of an HTTP/2 stream
@@ -311,8 +313,9 @@ impl<S: Service> Connection<S> {
             Box::pin(async move {
                 let guard =
                     guard.map_err(|_| NoAnswer::Refused(h2::Reason::REFUSED_STREAM.into()))?;
-                let answer = service.answer(request).await;
-                let answer = answer.map_err(NoAnswer::Unanswered)?;
+                let answer = id.scope(service.answer(request)).await;
+                let mut answer = answer.map_err(NoAnswer::Unanswered)?;
+                answer.headers_mut().insert(X_REQUEST_ID, id.to_header());
                 if let Some(kind) = answer.extensions().get::<Kind>() {
                     refusals.note(*kind);
                 }

@@ -31,6 +31,9 @@ pub struct HttpConfig {
     /// addresses and `localhost`; `*` for all. Others are refused, so that no web page can reach it
     /// through its own host name (DNS rebinding).
     pub hosts: Vec<String>,
+    /// The origins of web pages that may use the API from a browser (CORS), for example
+    /// `https://console.example.org`; `*` for all, with authentication only.
+    pub cors_origins: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
@@ -96,6 +99,10 @@ pub struct HttpConfig {
     /// Open streams of operation events; further ones get 503. Less than `connectionsMax` and
     /// `requestsMax`.
     pub event_streams_max: usize,
+    /// The longest wait of a request for a result (`?wait=`), and less than `idleTimeout`. A
+    /// waiting request counts as an event stream.
+    #[serde(with = "DurationText")]
+    pub wait_max: Duration,
     /// Lists of operations that may be in progress or queued; further ones get 503. 0 allows none.
     pub lists_max: usize,
     /// The rate limits of each tenant at this process.
@@ -110,6 +117,7 @@ impl Default for HttpConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             tls: TlsConfig::default(),
             hosts: Vec::new(),
+            cors_origins: Vec::new(),
             request_bytes_max: ByteSize::kib(64),
             batch_line_bytes_max: ByteSize::kib(64),
             batch_lines_max: 1_000,
@@ -133,6 +141,7 @@ impl Default for HttpConfig {
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
             event_streams_max: 500,
+            wait_max: Duration::from_secs(60),
             lists_max: 16,
             tenant_limits: TenantLimitsConfig::default(),
             high_priority_topic: true,
@@ -176,6 +185,7 @@ impl HttpConfig {
             reply_to_prefixes: self.reply_to_prefixes.clone(),
             contacts,
             event_streams_max: self.event_streams_max,
+            wait_max: self.wait_max,
             lists_max: self.lists_max,
             tenant_rates: self.tenant_limits.rates(),
             has_high_priority_topic: self.high_priority_topic,

@@ -57,7 +57,7 @@ use waybill_api::tenant_limits::TenantLimits;
 use waybill_engine::Workflows;
 use waybill_http::auth::Auth;
 use waybill_http::payload::Patience;
-use waybill_http::{Hosts, Server, Tls};
+use waybill_http::{Cors, Hosts, Server, Tls};
 use waybill_kafka::{ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::Store;
@@ -103,6 +103,8 @@ pub struct Guards {
     pub auth: Auth,
     /// The hosts that the listener answers for.
     pub hosts: Hosts,
+    /// The web pages of other origins that may use the API.
+    pub cors: Cors,
     /// The certificate of the listener.
     pub tls: Tls,
     /// Refuses new requests while disk space is low.
@@ -200,7 +202,8 @@ impl Ingestion {
         let docs = Docs::new(openapi::document(is_guarded, &served));
         let api = Arc::new(Api {
             auth: guards.auth,
-            hosts: guards.hosts,
+            hosts: guards.hosts.with_origins(&guards.cors),
+            cors: guards.cors,
             intake: Arc::clone(&intake),
             events,
             lists: ListAdmission::new(config.lists_max),
@@ -221,6 +224,7 @@ impl Ingestion {
                 pause_max: config.body_read_timeout,
                 whole_max: config.body_timeout,
             },
+            wait_max: config.wait_max(),
             batch: BatchLimits {
                 line_bytes_max: config.batch_line_bytes_max,
                 lines_max: config.batch_lines_max.max(1),

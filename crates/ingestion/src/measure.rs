@@ -35,12 +35,15 @@ const LIMITED: Metric<Counter> = Metric::new(
     "Requests and batch lines that were refused because their tenant sent too many",
     [],
 );
-pub(super) const EVENT_STREAMS: Metric<Gauge> =
-    Metric::new("waybill_ingestion_event_streams", "Open event streams", []);
+pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_event_streams",
+    "Open event streams, and requests that wait for a result",
+    [],
+);
 
 pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_event_streams_max",
-    "Limit on open event streams",
+    "Limit on open event streams and requests that wait for a result, together",
     [],
 );
 pub(super) const LISTS: Metric<Gauge> = Metric::new(
@@ -116,6 +119,8 @@ pub enum RouteLabel {
     GetOperation,
     /// `GET /v1/operations`.
     ListOperations,
+    /// A new request, or a `GET` of an operation, that waits for the result.
+    Wait,
     /// A verb on an existing operation, such as cancel or reschedule.
     Ask,
     /// `GET /v1/operations/{id}/events`.
@@ -132,10 +137,11 @@ pub enum RouteLabel {
 
 impl RouteLabel {
     /// Those that do not depend on forms.
-    const FIXED: [(Self, &'static str); 9] = [
+    const FIXED: [(Self, &'static str); 10] = [
         (Self::CreateOperation, "create-operation"),
         (Self::GetOperation, "get-operation"),
         (Self::ListOperations, "list-operations"),
+        (Self::Wait, "wait"),
         (Self::Ask, "ask"),
         (Self::Events, "events"),
         (Self::Batch, "batch"),
@@ -189,9 +195,14 @@ impl Measures {
         let measures = self.of(route);
         measures.count(status);
         measures.duration.record(began.elapsed().as_secs_f64());
-        if route != RouteLabel::Ask {
+        if !matches!(route, RouteLabel::Ask | RouteLabel::Wait) {
             self.count_accepted(status);
         }
+    }
+
+    /// Counts a request that was accepted and waits for its result.
+    pub fn accepted(&self) {
+        self.accepted.increment(1);
     }
 
     /// Counts a problem that denies access, or that enforces a rate limit.

@@ -52,7 +52,9 @@ const INTRODUCTION: &str = "Waybill runs operations of several steps across remo
                             the URL in the Location header to read the operation's \
                             state.\n\nRefusals are problem details (RFC 9457). They list every \
                             invalid field. Invalid and unknown query parameters are reported \
-                            alone, without the fields of the body.";
+                            alone, without the fields of the body.\n\nEach response has \
+                            `X-Request-Id`: the caller's, if the request has a valid one, or a \
+                            new one.";
 
 const OPERATORS: &str = "Inspection and repair by an operator. Without authentication, make sure \
                          that only operators can reach this port.";

@@ -123,9 +123,13 @@ impl Route<'_> {
     }
 
     /// The label that requests are counted under.
-    pub fn label(self, method: &Method) -> RouteLabel {
+    pub fn label(self, method: &Method, query: Option<&str>) -> RouteLabel {
         let is_get = method == Method::GET || method == Method::HEAD;
         match self {
+            _ if method == Method::OPTIONS => RouteLabel::Other,
+            Self::Requests(_) if waits(query) => RouteLabel::Wait,
+            Self::Operations if waits(query) && !is_get => RouteLabel::Wait,
+            Self::Request(..) | Self::Operation(_) if waits(query) && is_get => RouteLabel::Wait,
             Self::Requests(form) => RouteLabel::CreateInForm(form),
             Self::Operations if is_get => RouteLabel::ListOperations,
             Self::Operations => RouteLabel::CreateOperation,
@@ -140,6 +144,11 @@ impl Route<'_> {
             Self::Nothing => RouteLabel::Other,
         }
     }
+}
+
+/// Whether a request waits for the result. Its duration says nothing about the server.
+fn waits(query: Option<&str>) -> bool {
+    query.is_some_and(|query| query.contains("wait="))
 }
 
 /// The operation, as written in the path, if the path names its events.

@@ -5,18 +5,20 @@
 //! no more than the budget, so that offered load cannot grow memory. No request is read before its
 //! caller is known to be allowed to send it.
 
+mod etag;
 mod events;
 pub mod handlers;
 mod ops;
 mod query;
 mod reply;
+mod wait;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::{FutureExt as _, poll};
@@ -31,13 +33,15 @@ use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use waybill_api::verb::Verb;
 use waybill_api::view::AcceptedView;
 use waybill_clock::wall_clock;
-use waybill_http::auth::{Auth, Caller};
+use waybill_http::auth::{Auth, Caller, Scope};
 use waybill_http::media_type::{JSON, NDJSON, check_media_type};
 use waybill_http::payload::{Parts, Patience, Payload, read_whole};
 use waybill_http::problem::{FieldProblem, Kind, Problem};
-use waybill_http::{ArrivingBody, Hosts, Refusal, RequestBody, Service};
+use waybill_http::{ArrivingBody, Cors, Hosts, Refusal, RequestBody, RequestId, Service};
 
+use self::etag::tagged;
 use self::reply::{problem, redirect};
+use self::wait::{Awaited, check_may_read};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::docs::Docs;
 use super::intake::{Answer, Intake};
@@ -52,7 +56,8 @@ use super::token::StatusToken;
 pub use self::events::Events;
 pub use self::ops::{ListAdmission, OPERATOR};
 pub use self::query::{
-    OF_CANCEL, OF_LIST, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
+    OF_CANCEL, OF_GET, OF_LIST, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
+    wait_of_new_request,
 };
 pub use self::reply::{Reply, json, not_found, set, set_static};
 
@@ -62,6 +67,8 @@ pub struct Api {
     pub auth: Auth,
     /// The hosts that the listener answers for.
     pub hosts: Hosts,
+    /// The web pages of other origins that may use the API.
+    pub cors: Cors,
     /// Accepts requests.
     pub intake: Arc<Intake>,
     /// Streams the events of operations.
@@ -82,6 +89,8 @@ pub struct Api {
     pub patience: Patience,
     /// The limits of a batch.
     pub batch: BatchLimits,
+    /// The longest wait of a request for a result.
+    pub wait_max: Duration,
     /// The memory for request bodies, in bytes.
     pub budget: TenantSemaphore,
     /// Batches and event streams in progress.
@@ -114,12 +123,13 @@ impl Service for Api {
             return Ok(reply);
         }
         let route = Route::of(request.uri().path(), &self.forms);
-        let label = route.label(request.method());
+        let label = route.label(request.method(), request.uri().query());
+        let page = self.cors.permitted(request.headers());
         let span = spans::pattern(route).and_then(|it| spans::of_request(&mut request, it));
         let answered = AssertUnwindSafe(self.dispatch(RequestBody::of(request)))
             .catch_unwind()
             .await;
-        let reply = match answered {
+        let mut reply = match answered {
             Ok(Ok(reply)) => reply,
             Ok(Err(refusal)) => {
                 self.measures.denied(&refusal);
@@ -132,6 +142,7 @@ impl Service for Api {
                 problem(&Problem::new(Kind::Internal, detail))
             }
         };
+        self.cors.mark(page, reply.headers_mut());
         self.measures.answered(label, reply.status(), began);
         if let Some(span) = span {
             spans::answered(span, reply.status());
@@ -145,6 +156,9 @@ impl Api {
         let (head, body) = request.into_parts();
         let route = Route::of(head.uri.path(), &self.forms);
         self.hosts.check(&head.method, &head.uri, &head.headers)?;
+        if self.cors.is_preflight(&head.method, &head.headers) {
+            return Ok(self::reply::preflight());
+        }
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
         let caller = &match route.scope(&head.method) {
@@ -206,7 +220,10 @@ impl Api {
             body,
             caller,
         } = call;
-        refuse_parameters(query, caller)?;
+        let wait = wait_of_new_request(query, caller)?;
+        if wait.is_some() {
+            check_may_read(caller)?;
+        }
         check_media_type(headers, JSON)?;
         let envelope = Envelope::of(headers).from(caller);
         let announced = body
@@ -217,7 +234,7 @@ impl Api {
                     .unwrap_or(usize::MAX)
                     .min(self.request_bytes_max)
             });
-        let (_held, body) = self
+        let (held, body) = self
             .receive(body, self.request_bytes_max, caller, announced)
             .await?;
         let submission = match form {
@@ -226,19 +243,37 @@ impl Api {
         }?;
         drop(body);
         self.rules.tenant_limits.take(&submission.record.tenant)?;
-        match self.intake.submit(&submission).await? {
-            Answer::Accepted(id, accepted) => Ok(created(
-                form,
-                &submission,
-                &location(base(form), id, StatusToken::of_accepted(&accepted)),
-            )),
-            Answer::Repeated(row) => Ok(self.as_it_is(&row, form, caller)),
+        let answer = self.intake.submit(&submission).await?;
+        drop(held);
+        let awaited = |id, wait| Awaited {
+            id,
+            submission: &submission,
+            form,
+            wait,
+        };
+        match answer {
+            Answer::Accepted(id, accepted) => {
+                let token = StatusToken::of_accepted(&accepted);
+                let reply = created(form, &submission, &location(base(form), id, token));
+                let Some(wait) = wait else {
+                    return Ok(reply);
+                };
+                self.measures.accepted();
+                self.result_or(reply, awaited(id, wait), caller).await
+            }
+            Answer::Repeated(row) => match wait {
+                None => Ok(self.as_it_is(&row, form, caller)),
+                Some(wait) => {
+                    let awaited = awaited(row.id, wait);
+                    self.result_of_repeat(&row, awaited, caller).await
+                }
+            },
         }
     }
 
     async fn show(&self, id: &str, form: Option<Form>, call: Call<'_>) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(call.query, call.caller, &OF_ONE)?;
+        let parameters = Parameters::read(call.query, call.caller, &OF_GET)?;
         let query = Query {
             id: &id,
             tenant: &parameters.tenant,
@@ -246,14 +281,24 @@ impl Api {
             token: parameters.token,
             wants_request: form.is_some(),
         };
-        let found = status::find(&self.intake, query).await?;
+        let mut found = status::find(&self.intake, query).await?;
+        if let Some(wait) = parameters.wait
+            && let Some(id) = found.changing()
+        {
+            self.wait_for(id, wait, call.caller).await?;
+            found = status::find(&self.intake, query).await?;
+        }
         let workflows = &self.rules.workflows;
+        let has_payload = call.caller.may(Scope::Payload);
         let mut reply = match form {
-            Some(form) => json(StatusCode::OK, &found.in_form(form, workflows)?),
-            None => json(StatusCode::OK, &found.operation(workflows)),
+            Some(form) => json(
+                StatusCode::OK,
+                &found.in_form(form, workflows, has_payload)?,
+            ),
+            None => json(StatusCode::OK, &found.operation(workflows, has_payload)),
         };
         set_static(&mut reply, header::CACHE_CONTROL, "no-store");
-        Ok(reply)
+        Ok(tagged(reply, call.headers))
     }
 
     fn start_batch(&self, call: Call<'_>) -> Result<Reply, Problem> {
@@ -292,7 +337,9 @@ impl Api {
             answers,
         );
         // A panic also releases the permit, and then the stream just ends.
-        self.batches.spawn(batch.run());
+        let id = RequestId::current();
+        self.batches
+            .spawn(RequestId::scope_current(id, batch.run()));
         let mut reply = Response::new(Payload::Stream(stream));
         set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
         Ok(reply)

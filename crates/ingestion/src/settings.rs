@@ -64,6 +64,8 @@ pub struct IngestionSettings {
     pub contacts: ContactRules,
     /// Open streams of operation events; further ones get 503.
     pub event_streams_max: usize,
+    /// The longest wait of a request for a result.
+    pub wait_max: Duration,
     /// Lists of operations that may be in progress or queued; further ones get 503.
     pub lists_max: usize,
     /// The rate limits of each tenant.
@@ -101,6 +103,7 @@ impl Default for IngestionSettings {
             reply_to_prefixes: Vec::new(),
             contacts: ContactRules::default(),
             event_streams_max: 500,
+            wait_max: Duration::from_secs(60),
             lists_max: 16,
             tenant_rates: TenantRates::default(),
             has_high_priority_topic: true,
@@ -158,6 +161,14 @@ impl IngestionSettings {
                 .idle_timeout
                 .max(self.accept_timeout + Self::CONNECTION_GRACE),
         }
+    }
+
+    /// The longest wait of a request for a result. A silent connection that lasts longer counts as
+    /// idle.
+    pub(super) fn wait_max(&self) -> Duration {
+        let idle = self.gate_limits().idle_timeout;
+        self.wait_max
+            .min(idle.saturating_sub(Self::CONNECTION_GRACE))
     }
 
     /// The longest silence of an event stream, so that the client, and any proxy between, sees in

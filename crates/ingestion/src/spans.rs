@@ -1,7 +1,7 @@
 //! The spans of requests and of their records.
 
 use hyper::header::HeaderValue;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Request, StatusCode};
 use waybill_api::request::TRACEPARENT;
 use waybill_engine::{CreateRequest, Offset, PartitionId};
 use waybill_kafka::ProduceError;
@@ -41,7 +41,7 @@ pub fn of_request<B>(request: &mut Request<B>, pattern: &'static str) -> Option<
     let parent = request.headers().get(TRACEPARENT);
     let parent = parent.and_then(|parent| parent.to_str().ok());
     let method = request.method();
-    if parent.is_none() && (method == Method::GET || method == Method::HEAD) {
+    if parent.is_none() && method.is_safe() {
         return None;
     }
     let mut span = trace::begin(parent, SCOPE, SpanKind::Server, || {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 use waybill_api::form::Form;
 use waybill_api::id::{self, CallerId};
+use waybill_api::payloads::Payloads;
 use waybill_api::view::OperationView;
 use waybill_engine::{
     CreateRequest, OperationId, OperationRow, PartitionId, Position, Priority, Workflows,
@@ -246,18 +247,35 @@ impl Pending {
 }
 
 impl Status {
-    /// Its view as an operation.
-    pub fn operation(&self, workflows: &Workflows) -> OperationView {
+    /// The operation, if it has neither ended nor is parked.
+    pub fn changing(&self) -> Option<OperationId> {
         match self {
-            Self::Row(row) => view::of_row(row, workflows),
+            Self::Row(row) => Some(row.id).filter(|_| !row.state.state.is_final()),
+            Self::Pending(pending) => Some(pending.id),
+            Self::Rejected(_) => None,
+        }
+    }
+
+    /// Its view as an operation, for a caller with or without the scope for payloads.
+    pub fn operation(&self, workflows: &Workflows, has_payload: bool) -> OperationView {
+        match self {
+            Self::Row(row) => view::of_row(row, workflows, has_payload),
             Self::Rejected(id) => OperationView::rejected(*id),
             Self::Pending(pending) => {
                 let view = OperationView::pending(pending.id, pending.ahead);
                 let newest = |name: &str| workflows.newest(name).map(AsRef::as_ref);
                 match (&pending.request, &pending.accepted) {
-                    (Some(request), _) => view
-                        .with_workflow(request.workflow.as_str().into(), newest(&request.workflow))
-                        .with_request(request),
+                    (Some(request), _) => {
+                        let workflow = newest(&request.workflow);
+                        let payloads = Payloads::of(workflow, has_payload);
+                        OperationView {
+                            input: payloads.input(&request.input),
+                            payload_withheld: payloads.withheld(),
+                            ..view
+                                .with_workflow(request.workflow.as_str().into(), workflow)
+                                .with_request(request)
+                        }
+                    }
                     (None, Some(accepted)) => view
                         .with_workflow(Arc::clone(&accepted.workflow), newest(&accepted.workflow))
                         .with_caller_id(accepted.caller_id.clone())
@@ -269,9 +287,16 @@ impl Status {
     }
 
     /// Its view as a request in `form`, if it has that form.
-    pub fn in_form(&self, form: Form, workflows: &Workflows) -> Result<RequestView, Problem> {
+    pub fn in_form(
+        &self,
+        form: Form,
+        workflows: &Workflows,
+        has_payload: bool,
+    ) -> Result<RequestView, Problem> {
         let name = form.names.workflow;
-        let mut operation = self.operation(workflows);
+        let mut operation = self.operation(workflows, has_payload);
+        // The request is the input.
+        operation.input = None;
         if operation.workflow.is_none() {
             // Only the position is known: a token from the form's collection leads back to it.
             let workflow = workflows.newest(name).map(AsRef::as_ref);
@@ -281,8 +306,11 @@ impl Status {
             return Err(unknown());
         }
         let request = match self {
-            Self::Row(row) => request_of(row),
-            Self::Pending(pending) => pending.request.as_ref().and_then(|r| raw(&r.input)),
+            Self::Row(row) => view::request_of(row, workflows, has_payload),
+            Self::Pending(pending) => pending.request.as_ref().and_then(|request| {
+                let workflow = workflows.newest(&request.workflow).map(AsRef::as_ref);
+                Payloads::of(workflow, has_payload).raw_input(&request.input)
+            }),
             Self::Rejected(_) => None,
         };
         Ok(RequestView { operation, request })

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
+use waybill_api::payloads::Payloads;
 use waybill_api::verb::Verb;
 use waybill_api::view::{ErrorView, HistoryView, OperationView, StepView};
 use waybill_clock::time_text;
 use waybill_engine::{
-    Created, OperationError, OperationRow, OperationState, ProcessState, Workflows,
+    Created, OperationError, OperationRow, OperationState, ProcessState, Workflow, Workflows,
+    workflow_of,
 };
 
 use super::refusals;
@@ -31,9 +33,12 @@ pub struct RequestView {
     pub request: Option<Box<RawValue>>,
 }
 
-/// The view of a stored operation.
-pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
+/// The view of a stored operation, for a caller with or without the scope for payloads.
+pub fn of_row(row: &OperationRow, workflows: &Workflows, has_payload: bool) -> OperationView {
     let (created, state) = (&row.created, &row.state);
+    let workflow = workflow_of(row, workflows).map(AsRef::as_ref);
+    let payloads = Payloads::of(workflow, has_payload);
+    let steps = workflow.map_or(&[][..], Workflow::steps);
     let WhatNext { sentence, verbs } = what_next::of(row, workflows);
     let history = state.history.iter();
     OperationView {
@@ -45,8 +50,16 @@ pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
             .step_names
             .iter()
             .zip(&state.steps)
-            .map(|(name, progress)| StepView::of(name, progress))
+            .enumerate()
+            .map(|(index, (name, progress))| {
+                StepView::of(name, progress)
+                    .with_agent(steps.get(index))
+                    .with_outputs(payloads.outputs(index, &progress.outputs))
+            })
             .collect(),
+        input: payloads.input(row.input()).filter(|_| !state.tombstone),
+        payload_withheld: payloads.withheld().filter(|_| !state.tombstone),
+        trace_id: created.traceparent.as_deref().and_then(trace_id),
         error: state.failure().map(ErrorView::of_operation),
         cause: cause(state).map(ErrorView::of_operation),
         what_next: Some(sentence),
@@ -69,6 +82,25 @@ pub fn of_row(row: &OperationRow, workflows: &Workflows) -> OperationView {
         updated_at: Some(time_text(state.updated_at)),
         ..OperationView::pending(row.id, None)
     }
+}
+
+/// The trace in a trace context: `version-trace-parent-flags`.
+fn trace_id(traceparent: &str) -> Option<String> {
+    traceparent.split('-').nth(1).map(str::to_owned)
+}
+
+/// The request of a stored operation in a form of its own, for a caller with or without the scope
+/// for payloads; `None` if it is not shown, or was cancelled before it arrived.
+pub fn request_of(
+    row: &OperationRow,
+    workflows: &Workflows,
+    has_payload: bool,
+) -> Option<Box<RawValue>> {
+    let workflow = workflow_of(row, workflows).map(AsRef::as_ref);
+    let payloads = Payloads::of(workflow, has_payload);
+    payloads
+        .raw_input(row.input())
+        .filter(|_| !row.state.tombstone)
 }
 
 /// Why an operation failed before its undo failed.

@@ -145,6 +145,7 @@ fn at_fault(error: &WorkflowError) -> Option<(&str, &str)> {
         WorkflowError::Cycle { steps, .. } => steps.first()?,
         WorkflowError::NoSteps { .. }
         | WorkflowError::TooManySteps { .. }
+        | WorkflowError::Sensitive { .. }
         | WorkflowError::DuplicateWorkflow { .. } => return None,
     };
     Some(("name", step.as_str()))

@@ -242,6 +242,7 @@ impl Maker<'_> {
             on_failure: None,
             probe: self.rng.chance(15),
             uses: Vec::new(),
+            sensitive: Vec::new(),
             retry: self.retry(Some(long_interval)),
         }
     }
@@ -269,6 +270,7 @@ fn definition(name: &str, version: u32) -> WorkflowDefinition {
         cancel: CancelPolicy::UntilFinal,
         on_failure: None,
         deadline: None,
+        sensitive: Vec::new(),
         steps: Vec::new(),
     }
 }

@@ -77,7 +77,11 @@ async fn another_workflow_alone_is_described_without_the_built_in_one() {
     let (_process, addresses) = up(&directory, &files.concat(), &["--no-services"]);
     let get = async |listener: &str, path: &str| {
         let url = format!("http://{}{path}", addresses[listener]);
-        let answer = reqwest::get(url).await.unwrap();
+        // Otherwise each answer would have an id of its own.
+        let request = reqwest::Client::new()
+            .get(url)
+            .header("x-request-id", "same");
+        let answer = request.send().await.unwrap();
         (answer.status().as_u16(), answer.text().await.unwrap())
     };
     let has_none_of = |text: &str, words: &[&str], what: &str| {

@@ -162,8 +162,8 @@ impl From<Problem> for Answer {
             errors: named
                 .map(|error| FieldProblem::new(error.pointer, error.detail))
                 .collect(),
-            id: None,
             code: Some(problem.code.into()),
+            ..ProblemDetails::default()
         });
         let mut answer = with_body(
             problem.status,

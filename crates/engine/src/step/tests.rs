@@ -39,6 +39,7 @@ fn step() -> Step {
         long_interval: Duration::from_secs(600),
         probe: false,
         uses: Vec::new(),
+        sensitive: Vec::new(),
     }
 }
 

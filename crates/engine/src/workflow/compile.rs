@@ -9,8 +9,8 @@ use crate::definition::{
     WorkflowDefinition,
 };
 use crate::workflow::{
-    ATTEMPTS_MAX, Compensation, DURATION_MAX, MULTIPLIER_MAX, NAME_LENGTH_MAX, STEPS_MAX, Step,
-    StepCondition, StepSet, Tries, Undo, Workflow, promise,
+    ATTEMPTS_MAX, Compensation, DURATION_MAX, MULTIPLIER_MAX, NAME_LENGTH_MAX, SENSITIVE_MAX,
+    STEPS_MAX, Step, StepCondition, StepSet, Tries, Undo, Workflow, promise,
 };
 
 /// Why a definition cannot become a [`Workflow`], or several cannot be used together.
@@ -39,6 +39,12 @@ pub enum WorkflowError {
         workflow: String,
         /// The number of steps.
         steps: usize,
+    },
+    /// A sensitive field of the input is named wrongly.
+    #[error("workflow {workflow:?}: sensitive must be {POINTERS}")]
+    Sensitive {
+        /// The workflow.
+        workflow: String,
     },
     /// Two of its steps have the same name.
     #[error("workflow {workflow:?} has two steps named {step:?}")]
@@ -230,6 +236,11 @@ impl TryFrom<WorkflowDefinition> for Workflow {
             .enumerate()
             .map(|(index, step)| predecessors(workflow, index, step, &names))
             .collect::<Result<Vec<_>, _>>()?;
+        if !are_pointers(&definition.sensitive) {
+            return Err(WorkflowError::Sensitive {
+                workflow: workflow.clone(),
+            });
+        }
         let order = order(workflow, &definition.steps, &after)?;
         let mut ancestors = vec![StepSet::EMPTY; after.len()];
         for &index in &order {
@@ -275,6 +286,7 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                     long_interval: long_interval(step),
                     probe: step.probe,
                     uses: step.uses.clone(),
+                    sensitive: step.sensitive.clone(),
                 })
             })
             .collect::<Result<Vec<_>, WorkflowError>>()?;
@@ -286,6 +298,7 @@ impl TryFrom<WorkflowDefinition> for Workflow {
             order,
             cancel: definition.cancel,
             deadline: definition.deadline,
+            sensitive: definition.sensitive,
         };
         promise::check(&compiled)?;
         Ok(compiled)
@@ -376,6 +389,19 @@ fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), Wor
     })
 }
 
+/// The allowed values of `sensitive`.
+const POINTERS: &str =
+    "at most 64 JSON pointers to fields, each with a / before every name, such as /card";
+
+/// Whether these are JSON pointers (RFC 6901) to something in an object.
+fn are_pointers(texts: &[String]) -> bool {
+    let is_escape = |rest: &str| rest.starts_with(['0', '1']);
+    let is_pointer = |text: &String| {
+        text.len() > 1 && text.starts_with('/') && text.split('~').skip(1).all(is_escape)
+    };
+    texts.len() <= SENSITIVE_MAX && texts.iter().all(is_pointer)
+}
+
 /// The allowed values of a duration.
 const DURATION: &str = "more than 0 and at most 7d";
 
@@ -401,6 +427,9 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
         .is_some_and(|when| when.output.is_empty())
     {
         return wrong("when.output", "the name of an output");
+    }
+    if !are_pointers(&step.sensitive) {
+        return wrong("sensitive", POINTERS);
     }
     let Some(undo) = &step.compensation else {
         return Ok(());

@@ -393,3 +393,50 @@ fn a_retry_schedule_longer_than_the_deadline_is_refused_with_both() {
     let error = within(105).unwrap_err().to_string();
     assert!(error.contains("may take 105.4s"), "{error}");
 }
+
+#[test]
+fn sensitive_fields_are_named_by_json_pointers() {
+    let checked = |pointers: &[&str]| {
+        let pointers: Vec<_> = pointers.iter().map(|it| it.to_string()).collect();
+        let of_input = Workflow::try_from(WorkflowDefinition {
+            sensitive: pointers.clone(),
+            ..WorkflowDefinition::new("order", 1, vec![step("a")])
+        });
+        let of_outputs = StepDefinition {
+            sensitive: pointers,
+            ..step("a")
+        };
+        let of_outputs = WorkflowDefinition::new("order", 1, vec![of_outputs]);
+        (of_input, Workflow::try_from(of_outputs))
+    };
+    let (of_input, of_outputs) = checked(&["/card", "/people/1/a~1b~0c"]);
+    assert_eq!(
+        of_input.unwrap().sensitive(),
+        ["/card", "/people/1/a~1b~0c"]
+    );
+    let of_step = of_outputs.unwrap().steps()[0].sensitive.clone();
+    assert_eq!(of_step, ["/card", "/people/1/a~1b~0c"]);
+    let many = vec!["/a"; 65];
+    for wrong in [
+        &["card"][..],
+        &[""],
+        &["/"],
+        &["/a~2"],
+        &["/a~"],
+        &["/a", "b"],
+        &many,
+    ] {
+        let (of_input, of_outputs) = checked(wrong);
+        let workflow = "order".to_owned();
+        assert_eq!(
+            of_input,
+            Err(WorkflowError::Sensitive { workflow }),
+            "{wrong:?}"
+        );
+        let error = of_outputs.unwrap_err();
+        assert!(
+            matches!(&error, WorkflowError::Value { field, .. } if field == "sensitive"),
+            "{error}"
+        );
+    }
+}

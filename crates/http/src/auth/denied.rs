@@ -81,6 +81,7 @@ impl From<Denied> for Problem {
                     Scope::Submit => of_scope!("submit"),
                     Scope::Read => of_scope!("read"),
                     Scope::Repair => of_scope!("repair"),
+                    Scope::Payload => of_scope!("payload"),
                     Scope::Admin => of_scope!("admin"),
                 };
                 Self::new(Kind::InsufficientScope, detail).with_challenge(challenge)

@@ -16,17 +16,25 @@ use super::check_tenant;
 pub enum Scope {
     /// Request, cancel and reschedule operations
     Submit,
-    /// Read operations, lists and events
+    /// Read operations, lists and events, without inputs and outputs
     Read,
     /// Use the operator verbs, such as resubmit and abandon
     Repair,
+    /// See inputs of operations and outputs of steps, with sensitive fields masked
+    Payload,
     /// Stop and start shards, repartition, back up and set the log filter on the admin port
     Admin,
 }
 
 impl Scope {
     /// All scopes.
-    pub const ALL: [Self; 4] = [Self::Submit, Self::Read, Self::Repair, Self::Admin];
+    pub const ALL: [Self; 5] = [
+        Self::Submit,
+        Self::Read,
+        Self::Repair,
+        Self::Payload,
+        Self::Admin,
+    ];
 
     /// The name of the scope.
     #[must_use]
@@ -35,6 +43,7 @@ impl Scope {
             Self::Submit => "submit",
             Self::Read => "read",
             Self::Repair => "repair",
+            Self::Payload => "payload",
             Self::Admin => "admin",
         }
     }

@@ -328,7 +328,7 @@ mod tests {
             ),
             (
                 &good.replace("read", "reed"),
-                "reed is not one of submit, read, repair, admin",
+                "reed is not one of submit, read, repair, payload, admin",
             ),
             (&good.replace("[read]", "[]"), "scopes must not be empty"),
             (

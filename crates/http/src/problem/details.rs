@@ -42,6 +42,11 @@ pub struct ProblemDetails<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "partly-undone")]
     pub code: Option<Cow<'a, str>>,
+    /// The `X-Request-Id` of the refused request, which its log lines have, too. Absent in the
+    /// lines of a batch.
+    #[serde(rename = "requestId", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "5d9c1f0a7be24e63000000000000001f")]
+    pub request_id: Option<Cow<'a, str>>,
 }
 
 impl ProblemDetails<'static> {
@@ -62,6 +67,7 @@ impl ProblemDetails<'static> {
             errors: errors.unwrap_or_default().into(),
             id: text("id"),
             code: text("code"),
+            request_id: text("requestId"),
         }
     }
 }

@@ -7,7 +7,7 @@ use waybill_config::ConfigError;
 use waybill_config::checks::{BOTH_OR_NEITHER, check_range, check_range_because, require};
 use waybill_engine::INPUT_BYTES_MAX;
 use waybill_http::json::DEPTH_LIMIT_MAX;
-use waybill_http::limits;
+use waybill_http::{ANY_ORIGIN, ORIGINS_MAX, check_origin, limits};
 use waybill_units::ByteSize;
 
 use super::HttpConfig;
@@ -31,6 +31,7 @@ const REQUEST_BYTES_MIN: ByteSize = ByteSize::kib(1);
 const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
 const BODY_READ_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(10 * 60);
+const WAIT_MAX: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(10 * 60);
 const BODY_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(60 * 60);
 
@@ -44,6 +45,7 @@ impl HttpConfig {
         self.check_counts()?;
         self.check_times()?;
         self.check_sizes()?;
+        self.check_origins()?;
         require(
             self.tls.is_whole(),
             "http.tls.certFile and http.tls.keyFile",
@@ -127,6 +129,7 @@ impl HttpConfig {
             self.body_read_timeout,
             BODY_READ_TIMEOUT,
         )?;
+        check_range("http.waitMax", self.wait_max, WAIT_MAX)?;
         check_range("http.bodyTimeout", self.body_timeout, BODY_TIMEOUT)
     }
 
@@ -145,6 +148,28 @@ impl HttpConfig {
             "http.batchLineBytesMax",
             self.batch_line_bytes_max,
             REQUEST_BYTES_MIN..,
+        )
+    }
+
+    fn check_origins(&self) -> Result<(), ConfigError> {
+        const KEY: &str = "http.corsOrigins";
+        check_range(KEY, self.cors_origins.len(), 0..=ORIGINS_MAX)?;
+        for origin in &self.cors_origins {
+            let checked = check_origin(origin);
+            require(
+                checked.is_ok(),
+                KEY,
+                checked
+                    .err()
+                    .map_or_else(String::new, |bad| bad.to_string()),
+            )?;
+        }
+        let others = self.cors_origins.len() > 1;
+        let has_any = self.cors_origins.iter().any(|it| it == ANY_ORIGIN);
+        require(
+            !(has_any && others),
+            KEY,
+            "must list either * or single origins",
         )
     }
 
@@ -234,6 +259,8 @@ mod tests {
             ("http.headerReadTimeout", |c| {
                 c.header_read_timeout = Duration::ZERO
             }),
+            ("http.waitMax", |c| c.wait_max = Duration::from_millis(999)),
+            ("http.waitMax", |c| c.wait_max = Duration::from_secs(601)),
             ("http.bodyTimeout", |c| c.body_timeout = Duration::ZERO),
             ("http.bodyTimeout", |c| {
                 c.body_timeout = Duration::from_secs(3_601)
@@ -248,6 +275,15 @@ mod tests {
             }),
             ("http.producerQueueBytesMax", |c| {
                 c.producer_queue_bytes_max = ByteSize::kib(127)
+            }),
+            ("http.corsOrigins", |c| {
+                c.cors_origins = vec!["console.example.org".to_owned()]
+            }),
+            ("http.corsOrigins", |c| {
+                c.cors_origins = vec!["https://a.example".to_owned(), "*".to_owned()]
+            }),
+            ("http.corsOrigins", |c| {
+                c.cors_origins = vec!["https://a.example".to_owned(); 101]
             }),
             ("http.tls.certFile", |c| {
                 c.tls.cert_file = Some("/a.pem".into())

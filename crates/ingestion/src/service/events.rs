@@ -6,7 +6,8 @@
 //! final state of every step and of the operation is.
 //!
 //! What must hold: the number of streams is bounded, and each holds a few events at most. One poll
-//! of the store serves all streams, however many follow however few operations.
+//! of the store serves all streams, and all requests that wait for a result (`wait`), however many
+//! follow however few operations.
 
 mod cursor;
 
@@ -21,6 +22,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
+use waybill_http::RequestId;
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::media_type::EVENT_STREAM;
 use waybill_http::payload::Payload;
@@ -45,7 +47,7 @@ const RETRY: &str = "retry: 1000\n\n";
 
 /// The last observation of an operation.
 #[derive(Clone, Debug)]
-enum Seen {
+pub(super) enum Seen {
     /// It has no row yet.
     Nothing,
     /// Its row.
@@ -66,9 +68,9 @@ pub struct Events {
 
 /// An operation that is followed.
 #[derive(Debug)]
-struct Following {
-    seen: watch::Receiver<Seen>,
-    permit: RevocablePermit,
+pub(super) struct Following {
+    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) permit: RevocablePermit,
 }
 
 impl Events {
@@ -151,7 +153,7 @@ impl Events {
 
     /// Follows an operation, unless there are too many streams. If one tenant has more than half of
     /// them, another tenant's stream replaces its oldest one.
-    fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
+    pub(super) fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
         let permit = self.permits.acquire_revocable(caller.tenants(), 1, 0)?;
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = followed
@@ -216,12 +218,13 @@ impl Api {
             heartbeat: self.events.heartbeat,
         };
         let stop = self.stop.clone();
-        self.batches.spawn(async move {
+        let id = RequestId::current();
+        self.batches.spawn(RequestId::scope_current(id, async move {
             tokio::select! {
                 _ = events.run(following, first) => {}
                 () = stop.cancelled() => {}
             }
-        });
+        }));
         Ok(stream(Payload::Stream(body)))
     }
 }

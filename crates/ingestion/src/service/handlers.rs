@@ -32,15 +32,21 @@ use crate::route::{ASK, BATCH, DOCS, EVENTS_OF_ONE, OPENAPI, OPERATION, OPERATIO
 const ACCEPTED: &str = "Accepted: the request is durable.";
 const ID: &str = "The operation's id, or the caller's own.";
 const AT: &str = "The `at` of the Location.";
+const WAIT: &str =
+    "How long to wait until the operation has ended or is parked, at most `http.waitMax`.";
 const TENANT: &str = "The tenant of the caller's own id.";
 const REPEATED: &str = "A repeat: the operation that the first request created, or only its ids \
-                        for callers without the scope `read`.";
+                        for callers without the scope `read`. With `wait`: the operation once it \
+                        has ended or is parked.";
 
 /// Create an operation of any workflow
 ///
 /// The server answers once the request is durable. With an id of your own, repeating the request is
 /// safe: the same request returns the same operation, and a different request with that id is
 /// refused with 409. Without an id, a 504 response contains the id to repeat the request with.
+///
+/// With `wait`, which needs the scope `read`, the answer is 200 with the operation once it has
+/// ended or is parked. If that takes longer, or too many requests wait, it is 202.
 #[utoipa::path(
     post,
     path = OPERATIONS,
@@ -50,6 +56,7 @@ const REPEATED: &str = "A repeat: the operation that the first request created, 
         ("Idempotency-Key" = Option<String>, Header, nullable = false, example = "order-17",
             min_length = 1, max_length = 256,
             description = "The caller's own id, if the body has none."),
+        ("wait" = Option<String>, Query, description = WAIT, example = "30s"),
     ),
     request_body = OperationRequest,
     responses(
@@ -94,6 +101,10 @@ pub fn create_operations(api: &Api, call: Call<'_>) -> Result<Reply, Problem> {
 ///
 /// Use the operation's id or the caller's own id. With the `at` of a Location, a request that no
 /// scheduler has read yet is `Pending`, never unknown.
+///
+/// With `wait`, the answer comes once the operation has ended or is parked, or after that time with
+/// the state of then. With the `ETag` of an earlier answer in `If-None-Match`, the answer is 304 if
+/// nothing has changed.
 #[utoipa::path(
     get,
     path = OPERATION,
@@ -103,10 +114,16 @@ pub fn create_operations(api: &Api, call: Call<'_>) -> Result<Reply, Problem> {
         ("id" = String, Path, description = ID, example = json!(EXAMPLE_ID)),
         ("at" = Option<String>, Query, description = AT, example = "3-1234-5f2b9c01"),
         ("tenant" = Option<String>, Query, description = TENANT, example = "acme"),
+        ("wait" = Option<String>, Query, description = WAIT, example = "30s"),
+        ("If-None-Match" = Option<String>, Header, nullable = false,
+            description = "The `ETag` of the state that the client has."),
     ),
     responses(
         (status = 200, description = "The current state.", body = OperationView,
+            headers(("ETag" = String, description = "The tag of this answer.")),
             example = json!(operation_view_example())),
+        (status = 304, description = "The client has the current state.",
+            headers(("ETag" = String, description = "The tag of that answer."))),
         GetRefusals,
     ),
 )]

@@ -3,14 +3,21 @@
 //! What must hold: an answer reports all wrong and unknown parameters together, each one once and
 //! up to a bound. If a misspelt name were ignored, the answer would be to a different request.
 
+use std::time::Duration;
+
 use percent_encoding::percent_decode_str;
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::problem::{FieldProblem, Problem};
 
+use super::wait::{WAIT, read_wait};
 use crate::token::StatusToken;
 
 /// The parameters of a request about one operation.
 pub const OF_ONE: [&str; 2] = ["at", "tenant"];
+/// The parameters of a request for the state of one.
+pub const OF_GET: [&str; 3] = ["at", "tenant", WAIT];
+/// The parameters of a new request.
+pub const OF_CREATE: [&str; 1] = [WAIT];
 /// The parameters of a cancel that has no body.
 pub const OF_CANCEL: [&str; 3] = ["at", "tenant", "reason"];
 
@@ -42,6 +49,8 @@ pub struct Parameters {
     pub tenants: Tenants,
     /// The `reason`, for requests that may have one.
     pub reason: String,
+    /// How long to wait for the result, for requests that may wait.
+    pub wait: Option<Duration>,
 }
 
 impl Parameters {
@@ -54,6 +63,7 @@ impl Parameters {
             token: None,
             tenants,
             reason: String::new(),
+            wait: None,
         };
         let mut errors = QueryErrors::default();
         for (name, value) in pairs(query) {
@@ -67,6 +77,7 @@ impl Parameters {
                 },
                 "tenant" => parameters.tenant = parameters.tenants.meant(value)?,
                 "reason" => parameters.reason = value,
+                WAIT => parameters.wait = read_wait(&value, &mut errors),
                 _ => errors.unknown(name, known),
             }
         }
@@ -123,22 +134,47 @@ impl QueryErrors {
     }
 }
 
-/// Refuses the parameters of a request that has none, because its body has the input. A caller of
-/// one tenant that names another gets the refusal for that, as everywhere.
+/// Refuses the parameters of a batch: its lines have the input.
 pub fn refuse_parameters(query: Option<&str>, caller: &Caller) -> Result<(), Problem> {
+    of_new_request(query, caller, &[]).map(|_| ())
+}
+
+/// How long a new request waits for its result. Refuses all other parameters, because its body has
+/// the input.
+pub fn wait_of_new_request(
+    query: Option<&str>,
+    caller: &Caller,
+) -> Result<Option<Duration>, Problem> {
+    of_new_request(query, caller, &OF_CREATE)
+}
+
+/// A caller of one tenant that names another gets the refusal for that, as everywhere.
+fn of_new_request(
+    query: Option<&str>,
+    caller: &Caller,
+    known: &[&str],
+) -> Result<Option<Duration>, Problem> {
     let mut errors = QueryErrors::default();
+    let mut wait = None;
     for (name, value) in pairs(query) {
-        let detail = match (name, value) {
+        match (name, value) {
             ("tenant", Some(tenant)) => {
                 caller.tenants().meant(tenant)?;
-                "is not a parameter of this request: name the tenant in the body, or use a token \
-                 of the tenant"
+                let detail = "is not a parameter of this request: name the tenant in the body, or \
+                              use a token of the tenant";
+                errors.wrong(name, detail);
             }
-            _ => "is unknown; this request has no parameters",
-        };
-        errors.wrong(name, detail);
+            (WAIT, value) if known.contains(&WAIT) => {
+                wait = read_wait(&value.unwrap_or_default(), &mut errors);
+            }
+            _ if known.is_empty() => {
+                errors.wrong(name, "is unknown; this request has no parameters");
+            }
+            _ => errors.unknown(name, known),
+        }
     }
-    errors.into_result()
+    errors.into_result()?;
+    Ok(wait)
 }
 
 /// The parameters of a query with their decoded values; `None` for a value that is not UTF-8.
@@ -233,6 +269,21 @@ mod tests {
         assert_eq!(named(refused("tenant=acme", &of_acme())), ["tenant"]);
         let another = refused("tenant=other", &of_acme());
         assert_eq!(another.kind, Kind::AnotherTenant);
+    }
+
+    #[test]
+    fn a_new_request_may_wait_and_has_no_other_parameters() {
+        let wait = |query| wait_of_new_request(Some(query), &Caller::ANYBODY);
+        assert_eq!(wait("").unwrap(), None);
+        assert_eq!(wait("wait=30s").unwrap(), Some(Duration::from_secs(30)));
+        assert_eq!(wait("wait=1500ms").unwrap().unwrap().as_millis(), 1_500);
+        for wrong in ["wait=", "wait=30", "wait=-1s", "wait=soon", "wait=%ff"] {
+            assert_eq!(named(wait(wrong).unwrap_err()), ["wait"], "{wrong}");
+        }
+        let refused = wait("dryRun=1&wait=1s&tenant=acme").unwrap_err();
+        assert_eq!(named(refused), ["dryRun", "tenant"]);
+        let of_batch = refuse_parameters(Some("wait=1s"), &Caller::ANYBODY);
+        assert_eq!(named(of_batch.unwrap_err()), ["wait"]);
     }
 
     #[test]

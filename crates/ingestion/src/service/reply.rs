@@ -4,6 +4,7 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
+use waybill_http::Cors;
 use waybill_http::media_type::JSON;
 use waybill_http::payload::Payload;
 use waybill_http::problem::{Kind, Problem};
@@ -74,6 +75,14 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
         let weight = weight.trim().strip_prefix("q=").map(str::parse::<f32>);
         name.trim().eq_ignore_ascii_case("gzip") && weight != Some(Ok(0.0))
     })
+}
+
+/// The answer to a preflight request that has permission.
+pub fn preflight() -> Reply {
+    let mut reply = Response::new(Payload::Whole(None));
+    *reply.status_mut() = StatusCode::NO_CONTENT;
+    Cors::answer_preflight(reply.headers_mut());
+    reply
 }
 
 /// A redirect.

@@ -1,6 +1,7 @@
 //! Permissions of tokens. Operations of another tenant must look as if they did not exist.
 
 mod lists;
+mod payloads;
 mod tenants;
 
 use std::collections::HashMap;
@@ -29,13 +30,14 @@ pub struct Guarded {
 }
 
 /// Name, scopes and tenant of each token.
-const TOKENS: [(&str, &str, &str); 7] = [
+const TOKENS: [(&str, &str, &str); 8] = [
     ("acme", "submit, read, repair", "acme"),
     ("zeta", "submit, read, repair", "zeta"),
     ("all", "submit, read, repair", "*"),
     ("submit", "submit", "acme"),
     ("read", "read", "acme"),
     ("repair", "repair", "acme"),
+    ("payload", "submit, read, payload", "acme"),
     ("admin", "admin", "*"),
 ];
 
@@ -45,6 +47,11 @@ impl Guarded {
     }
 
     pub async fn with(change: impl FnOnce(&mut IngestionSettings)) -> Self {
+        Self::guarded(Guards::default(), change).await
+    }
+
+    /// With these guards, and authentication.
+    pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionSettings)) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut tokens = HashMap::new();
         let mut text = String::new();
@@ -59,7 +66,7 @@ impl Guarded {
         std::fs::write(file.path(), text).unwrap();
         let guards = Guards {
             auth: auth(file.path()),
-            ..Guards::default()
+            ..guards
         };
         Self {
             setup: Setup::guarded(guards, change).await,

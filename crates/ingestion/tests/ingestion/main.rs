@@ -4,6 +4,7 @@
 mod access;
 mod batches;
 mod events;
+mod headers;
 mod inputs;
 mod limits;
 mod ops;
@@ -13,4 +14,5 @@ mod repeats;
 mod setup;
 mod status;
 mod tls;
+mod waiting;
 mod wire;

@@ -395,8 +395,21 @@ fn workflows() -> Arc<Workflows> {
         workflow("order", "untilFinal"),
         workflow("reversible", "always"),
         one_way(),
+        confidential(),
     ];
     Arc::new(Workflows::new(workflows).unwrap())
+}
+
+/// A workflow with sensitive fields.
+fn confidential() -> Workflow {
+    let definition: WorkflowDefinition = serde_json::from_value(json!({
+        "name": "confidential",
+        "version": 1,
+        "sensitive": ["/card/number"],
+        "steps": [{"name": "one", "agent": "agent", "sensitive": ["/token"]}],
+    }))
+    .unwrap();
+    Workflow::try_from(definition).unwrap()
 }
 
 /// A workflow whose first step is never undone.

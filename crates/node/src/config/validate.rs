@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use waybill_config::ConfigError;
 use waybill_config::checks::{check_range, check_range_because, require};
+use waybill_http::ANY_ORIGIN;
 use waybill_topology::PARTITIONS_MAX;
 
 use super::Config;
@@ -32,8 +33,19 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     config.workflows.validate()?;
     config.services.validate()?;
     config.alerts.validate()?;
+    check_origins(config)?;
     times::check(config)?;
     broker::check(config)
+}
+
+/// Without authentication, a page of any origin could use the API as its visitor can.
+fn check_origins(config: &Config) -> Result<(), ConfigError> {
+    let mut origins = config.http.cors_origins.iter();
+    require(
+        config.auth.is_on() || origins.all(|origin| origin != ANY_ORIGIN),
+        "http.corsOrigins",
+        "must list single origins, not *, while auth is off: pages of all origins could use the API",
+    )
 }
 
 /// Checks the keys that belong to no section.
@@ -140,6 +152,9 @@ mod tests {
                 c.telemetry.log_filter = "bananas".to_owned()
             }),
             // Several sections together.
+            ("http.corsOrigins", |c| {
+                c.http.cors_origins = vec!["*".to_owned()]
+            }),
             ("store.retention", |c| {
                 c.store.retention = c.kafka.requests_retention
             }),

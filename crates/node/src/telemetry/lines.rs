@@ -2,6 +2,8 @@
 //!
 //! What must hold: external text (a record's fields, a peer's error, a file's name) cannot break
 //! the line, and cannot reverse, hide or colour the text around it.
+//!
+//! A line that is written while a task answers an HTTP request ends with the id of that request.
 
 use std::fmt;
 use std::io;
@@ -14,10 +16,13 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::registry::LookupSpan;
 
+use waybill_http::RequestId;
 use waybill_telemetry::visible::{escaped, escaped_json};
 
 /// The field of an event's message.
 const MESSAGE: &str = "message";
+/// The field of the current request's id.
+const REQUEST_ID: &str = "requestId";
 
 /// Lines for people.
 pub(super) fn text<S, W>(to: W, is_coloured: bool) -> impl Layer<S>
@@ -26,7 +31,7 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     tracing_subscriber::fmt::layer()
-        .with_writer(to)
+        .with_writer(TextLines(to))
         .with_ansi(is_coloured)
         .fmt_fields(debug_fn(write_field).delimited(" "))
 }
@@ -58,7 +63,39 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
     }
 }
 
-/// Writes JSON with invisible characters as `\uXXXX`; values stay the same.
+/// Adds the id of the current request to lines for people.
+struct TextLines<W>(W);
+
+impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for TextLines<W> {
+    type Writer = TextLine<W::Writer>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        TextLine(self.0.make_writer())
+    }
+}
+
+/// The formatter writes a whole line in one call, on the task that logs it.
+struct TextLine<W>(W);
+
+impl<W: io::Write> io::Write for TextLine<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match (RequestId::current(), line.strip_suffix(b"\n")) {
+            (Some(id), Some(rest)) => {
+                let whole = [rest, format!(" {REQUEST_ID}={id}\n").as_bytes()].concat();
+                self.0.write_all(&whole)?;
+            }
+            _ => self.0.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Writes JSON with invisible characters as `\uXXXX`, and with the id of the current request; other
+/// values stay the same.
 struct JsonLines<W>(W);
 
 impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLines<W> {
@@ -74,7 +111,11 @@ struct JsonLine<W>(W);
 
 impl<W: io::Write> io::Write for JsonLine<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let escaped = escaped_json(&String::from_utf8_lossy(line));
+        let mut escaped = escaped_json(&String::from_utf8_lossy(line));
+        if let (Some(id), Some(rest)) = (RequestId::current(), escaped.strip_suffix("}\n")) {
+            // Its characters need no escape.
+            escaped = format!("{rest},\"{REQUEST_ID}\":\"{id}\"}}\n");
+        }
         self.0.write_all(escaped.as_bytes())?;
         Ok(line.len())
     }
@@ -132,6 +173,22 @@ mod tests {
             "{line:?}"
         );
         assert_eq!(line.lines().count(), 1, "{line:?}");
+    }
+
+    #[tokio::test]
+    async fn a_line_has_the_id_of_the_request_that_is_being_answered() {
+        let id = RequestId::fresh();
+        let lines = id.scope(async { (written(|lines| text(lines, false)), written(json)) });
+        let (text_line, json_line) = lines.await;
+        assert!(
+            text_line.ends_with(&format!(" requestId={id}\n")),
+            "{text_line}"
+        );
+        assert_eq!(text_line.lines().count(), 1, "{text_line}");
+        let parsed: Value = serde_json::from_str(&json_line).unwrap();
+        assert_eq!(parsed["requestId"], id.as_str());
+        assert_eq!(parsed["tenant"], HOSTILE);
+        assert!(!written(json).contains("requestId"), "no request");
     }
 
     #[test]

@@ -104,6 +104,9 @@ fn facts(operation: &OperationView, is_colored: bool, f: &mut fmt::Formatter<'_>
         deadline,
         created_at,
         updated_at,
+        input,
+        payload_withheld,
+        trace_id,
         ..
     } = operation;
     let owner = epoch.map(|epoch| match locked_by {
@@ -141,6 +144,12 @@ fn facts(operation: &OperationView, is_colored: bool, f: &mut fmt::Formatter<'_>
         ("handed off", yes(*handed_off)),
         ("failures", failures),
         ("owner", owner),
+        ("trace", trace_id.clone()),
+        ("input", input.as_ref().map(ToString::to_string)),
+        (
+            "payload",
+            payload_withheld.as_ref().map(ToString::to_string),
+        ),
     ];
     for (name, fact) in facts {
         if let Some(fact) = fact {
@@ -197,6 +206,15 @@ fn steps(steps: &[StepView], is_colored: bool, f: &mut fmt::Formatter<'_>) -> fm
     for StepView { name, error, .. } in steps {
         if let Some(error) = error {
             writeln!(f, "{}: {}", escaped(name), escaped(&error.to_string()))?;
+        }
+    }
+    for StepView { name, outputs, .. } in steps {
+        if let Some(outputs) = outputs {
+            let listed = outputs
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"));
+            let listed = listed.collect::<Vec<_>>().join(", ");
+            writeln!(f, "outputs of {}: {}", escaped(name), escaped(&listed))?;
         }
     }
     for step in steps {

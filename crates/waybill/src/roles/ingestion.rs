@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use waybill_http::{Tls, reread};
+use waybill_http::{Cors, Tls, reread};
 use waybill_ingestion::{Guards, Ingestion, IngestionParts};
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
@@ -38,6 +38,7 @@ pub(super) async fn start(
             guards: Guards {
                 auth: admin.auth().clone(),
                 hosts: admin.auth().hosts(&config.http.hosts, &tls),
+                cors: Cors::new(&config.http.cors_origins),
                 tls: tls.clone(),
                 low_disk: dependencies.low_disk.clone(),
             },

@@ -26,7 +26,7 @@ use crate::service::{
 };
 use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
-use crate::view::{RequestView, of_row};
+use crate::view::{self, RequestView, of_row};
 use crate::what_next;
 
 /// What is known of the operation to amend.
@@ -85,7 +85,7 @@ impl Api {
         let amended = match self.asked_about(&id, parameters, false).await {
             Ok(found) => {
                 if let Some(form) = form {
-                    found.in_form(form, &self.rules.workflows)?;
+                    found.in_form(form, &self.rules.workflows, false)?;
                 }
                 match found {
                     Status::Row(row) => {
@@ -144,7 +144,7 @@ impl Api {
         };
 
         let found = self.asked_about(&id, &parameters, true).await?;
-        found.in_form(form, &self.rules.workflows)?;
+        found.in_form(form, &self.rules.workflows, false)?;
         let amended = match found {
             Status::Row(row) => {
                 let workflows = &self.rules.workflows;
@@ -235,11 +235,13 @@ impl Api {
         caller: &Caller,
     ) -> Reply {
         let mut reply = if caller.may(Scope::Read) {
-            let operation = of_row(row, &self.rules.workflows);
+            let (workflows, has_payload) = (&self.rules.workflows, caller.may(Scope::Payload));
+            let mut operation = of_row(row, workflows, has_payload);
             match form {
                 None => json(StatusCode::OK, &operation),
                 Some(_) => {
-                    let request = request_of(row);
+                    operation.input = None;
+                    let request = view::request_of(row, workflows, has_payload);
                     json(StatusCode::OK, &RequestView { operation, request })
                 }
             }

@@ -87,7 +87,7 @@ async fn get_shows_the_history_the_next_action_and_the_possible_verbs() {
     );
     assert_eq!(
         shown["steps"],
-        json!([{"name": "one", "state": "Running", "attempt": 2, "action": "Run",
+        json!([{"name": "one", "state": "Running", "agent": "agent", "attempt": 2, "action": "Run",
                 "failureCount": 1, "completeBy": "1970-01-01T00:00:09Z",
                 "changedAt": "1970-01-01T00:00:08Z", "lateSuccess": 1}])
     );
