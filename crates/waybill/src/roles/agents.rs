@@ -216,10 +216,7 @@ pub(crate) fn load_file(
     workflows: &Workflows,
 ) -> anyhow::Result<Loaded> {
     let file = AgentsFile::read(path)?;
-    // Without the files that the agents name: their secrets are on other machines.
-    let checked = file.check_settings(&variables_of(config));
-    let checked = checked.and_then(|()| file.check(workflows));
-    checked.map_err(|error| of_file(path, error.into()))?;
+    check(&file, config, workflows).map_err(|error| of_file(path, error))?;
     let mut needed_inputs = NeededInputs::new();
     for workflow in workflows.iter() {
         for (field, steps) in file.needed_inputs(workflow)? {
@@ -231,6 +228,12 @@ pub(crate) fn load_file(
         needed_inputs,
         offline: file.offline(&variables_of(config))?,
     })
+}
+
+/// Checks the agents without the files that they name: their secrets are on other machines.
+fn check(file: &AgentsFile, config: &Config, workflows: &Workflows) -> anyhow::Result<()> {
+    file.check_settings(&variables_of(config))?;
+    Ok(file.check(workflows)?)
 }
 
 /// The names of the built-in agents.
