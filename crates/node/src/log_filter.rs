@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{ParseError, Targets};
 
 /// The targets of log lines: the crates that write log lines, and librdkafka.
-const WRITERS: [&str; 25] = [
+const WRITERS: [&str; 26] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -26,6 +26,7 @@ const WRITERS: [&str; 25] = [
     "waybill_store",
     "waybill_supervisor",
     "waybill_telemetry",
+    "waybill_tls",
     "waybill_topology",
     "librdkafka",
     "scylla",
@@ -35,7 +36,7 @@ const WRITERS: [&str; 25] = [
 
 /// The modules of the program's own crate. Roles and operator commands log with other crates'
 /// names.
-const PROGRAM_MODULES: [&str; 5] = ["broker_access", "catalogue", "cli", "program", "roles"];
+const PROGRAM_MODULES: [&str; 4] = ["catalogue", "cli", "program", "roles"];
 
 /// Why a log filter is invalid.
 #[derive(Debug, thiserror::Error)]

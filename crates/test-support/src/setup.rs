@@ -229,8 +229,8 @@ impl Setup {
         answer.text().await.expect("metrics are text")
     }
 
-    /// Sends one delivery until it is accepted, even if processes die in the meantime, and returns
-    /// its ID.
+    /// Sends one delivery until it is accepted, even if processes die or its tenant may send no more
+    /// in the meantime, and returns its ID.
     pub async fn deliver(&self, delivery: &Value) -> String {
         let mut delivery = delivery.clone();
         if self.only_normal.load(Ordering::Relaxed) {
@@ -246,7 +246,9 @@ impl Setup {
                     if status.is_success() {
                         return body["id"].as_str().expect("an answer has an id").to_owned();
                     }
-                    assert!(status.is_server_error(), "{status}: {body}");
+                    let is_temporary = status.is_server_error()
+                        || status == reqwest::StatusCode::TOO_MANY_REQUESTS;
+                    assert!(is_temporary, "{status}: {body}");
                     format!("{status}: {body}")
                 }
                 Err(error) => format!("{error:?}"),

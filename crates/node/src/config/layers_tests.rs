@@ -31,7 +31,7 @@ fn refusals_of_a_file_have_line_column_and_remedy() {
             "zebra: 1\n",
             "w.yaml:1:1: unknown key zebra; expected one of dataDir, partitions, \
              shutdownTimeout, insecure, kafka, schemaRegistry, http, admin, auth, broker, storage, \
-             store, scheduler, supervisor, agents, workflows, services, alerts, telemetry",
+             store, scheduler, supervisor, agents, variables, workflows, services, alerts, telemetry",
         ),
         (
             "http:\n  listen: 127.0.0.1:1\n  tls:\n    certfile: a.pem\n",

@@ -1,7 +1,6 @@
 //! The minimum values of the configuration, on a running process.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use waybill_test_support::setup::{Setup, delivery};
 
@@ -40,6 +39,7 @@ http:
   pendingReadsMax: 0
   pendingReadTimeout: 0s
   eventStreamsMax: 0
+  waitMax: 1s
   listsMax: 0
   tenantLimits: { perSecond: 1, burst: 1 }
 admin:
@@ -113,8 +113,6 @@ async fn a_process_works_with_every_setting_at_its_minimum() {
     for index in 0..DELIVERIES {
         let delivery = delivery(&format!("least-{index}"), is_remote(index));
         ids.push(setup.deliver(&delivery).await);
-        // A tenant may send one request per second.
-        tokio::time::sleep(Duration::from_millis(1_100)).await;
     }
     setup.all_reach(&ids, "Processed").await;
     setup.assert_one_effect_per_step(&ids, is_remote).await;

@@ -82,10 +82,10 @@ pub struct Oauth2Config {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ClientAuth {
-    /// In the `Authorization` header (`client_secret_basic`).
+    /// In the `Authorization` header (RFC 6749, section 2.3.1).
     #[default]
     Basic,
-    /// In the body (`client_secret_post`).
+    /// In the body of the request.
     Body,
 }
 

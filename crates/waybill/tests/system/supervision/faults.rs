@@ -190,8 +190,8 @@ async fn exactly_the_documented_metrics_are_exported() {
         };
         assert_eq!((kind, labels), (known_kind, known_labels), "{name}");
     }
-    // No receiver and no issuer of tokens is configured, no data is damaged, and no collector
-    // receives spans. On servers there is neither an embedded broker nor a disk to watch.
+    // No receiver, no issuer of tokens and no agent with access tokens is configured, no data is
+    // damaged, and no collector receives spans. On servers there is neither an embedded broker nor a disk to watch.
     let is_elsewhere = |name: &str| {
         let elsewhere = ["waybill_alerts_", "waybill_auth_", "waybill_owner_notices_"];
         elsewhere.iter().any(|prefix| name.starts_with(prefix))
@@ -200,6 +200,7 @@ async fn exactly_the_documented_metrics_are_exported() {
             // The embedded broker has no such retention.
             || name == "waybill_scheduler_requests_retention_seconds" && !setup.is_on_servers()
             || [
+                "waybill_agent_token_requests_total",
                 "waybill_scheduler_leases_lost_total",
                 "waybill_scheduler_messages_unsendable_total",
                 "waybill_scheduler_reply_copies_dropped_total",
