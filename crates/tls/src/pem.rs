@@ -10,7 +10,7 @@ use openssl::ssl::SslContextBuilder;
 use openssl::x509::{X509, X509Ref};
 use waybill_config::file_permissions;
 
-/// A certificate, those of its issuers, and its private key.
+/// A certificate with its issuers' certificates and its private key.
 pub struct Identity {
     certificate: X509,
     issuers: Vec<X509>,

@@ -117,7 +117,7 @@ impl<T> Reread<T> {
 }
 
 impl<T: Send + Sync + 'static> Reread<T> {
-    /// The content, which was compared with the files at most `age_max` ago. For those whom no task
+    /// The content, compared with the files at most `age_max` ago. For files that no task
     /// [follows](follow).
     pub async fn fresh(self: &Arc<Self>, age_max: Duration) -> Arc<T> {
         let is_due = {

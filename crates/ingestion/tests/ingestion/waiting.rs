@@ -167,7 +167,7 @@ async fn a_wait_ends_at_the_limit_and_at_shutdown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wait_needs_the_scope_read_and_finds_only_operations_of_the_own_tenant() {
+async fn a_wait_needs_the_scope_read_and_finds_only_operations_of_its_tenant() {
     let guarded = Guarded::start().await;
     let create = format!("{OPERATIONS}?{LONG}");
     let refused = guarded.post("submit", &create, order("o-1", 1));

@@ -268,7 +268,7 @@ async fn without_an_access_token_a_step_fails_without_effect_and_the_breaker_sta
 }
 
 #[tokio::test]
-async fn a_slow_token_endpoint_is_not_waited_for_longer_than_its_limit() {
+async fn a_call_waits_for_a_slow_token_endpoint_until_its_timeout() {
     let service = Service::start().await;
     let endpoint = token_endpoint(3600).await;
     let _release = endpoint.hold();
