@@ -91,12 +91,12 @@ impl Space {
 
     fn plan(self) -> Plan {
         let mut plan = self.course.plan();
-        // All at the same time: in any order, at any moment of the run.
+        // All requests have the same time: they may arrive in any order, at any moment of the run.
         let at = START + WARM_UP;
         for ask in &mut plan.asks {
             ask.at = at;
-            // Without records of each step, which nothing waits for: the announcement of the end is
-            // one of the same kind.
+            // Without records of each step: nothing waits for them, and the announcement of the end
+            // is a record of the same kind.
             if let Record::Request { request, .. } = &mut ask.record
                 && let OperationRequest::Create(create) = Rc::make_mut(request)
             {
@@ -162,7 +162,7 @@ impl Space {
 /// What a search has found.
 #[derive(Clone, Copy, Debug)]
 struct Found {
-    /// The states in which more than one thing may happen.
+    /// The states with more than one possible event.
     states: usize,
     /// The runs. Each begins with different choices.
     runs: usize,

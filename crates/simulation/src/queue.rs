@@ -142,8 +142,8 @@ pub struct Queue {
     work: usize,
     /// The time of the last event.
     clock: Timestamp,
-    /// Where a search chooses the next event: the events that were pushed for the time at which
-    /// they were pushed, by their numbers. All others are timers.
+    /// In a search, the numbers of the events that were pushed for the time of their push. All
+    /// others are timers.
     messages: Option<BTreeSet<u64>>,
 }
 

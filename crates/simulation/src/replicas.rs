@@ -100,8 +100,8 @@ impl Run {
         }
     }
 
-    /// A read or conditional write of a lease begins: it completes what was proposed, if the
-    /// replica that has it is asked. Otherwise nothing ever will.
+    /// A read or conditional write of a lease begins. It completes a proposal if it asks the
+    /// replica that has it; otherwise nothing ever will.
     pub fn complete_proposal(&mut self, key: LeaseKey) {
         let proposals = &mut self.store.divergence.proposals;
         let Some(at) = proposals.iter().position(|lease| lease.key == key) else {

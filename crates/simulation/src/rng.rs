@@ -159,7 +159,7 @@ impl Rng {
         }
     }
 
-    /// The same for what a search tries both ways.
+    /// Like [`chance`](Self::chance), but a search tries both cases.
     pub fn fate(&mut self, percent: u64) -> bool {
         match self.source {
             Source::Seed(_) | Source::Tape(_) => self.chance(percent),
@@ -167,7 +167,7 @@ impl Rng {
         }
     }
 
-    /// An index that a search tries in every way.
+    /// An index, of which a search tries every value.
     pub fn fate_index(&mut self, len: usize) -> usize {
         match self.source {
             Source::Seed(_) | Source::Tape(_) => self.index(len),

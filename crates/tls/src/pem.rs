@@ -18,7 +18,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads the contents of two files. `of` says whose identity it is, for the log: `a listener`.
+    /// Reads the contents of two files. `of` names the owner in the log: `a listener`.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Identity {
         &self.certificate
     }
 
-    /// Shows the identity to the other side of each connection.
+    /// Presents the identity to the peer of each connection.
     ///
     /// # Errors
     ///

@@ -1,7 +1,8 @@
 //! Files that are reloaded when they change.
 //!
-//! What must hold: a reader of the content never waits for the file. A broken or missing file
-//! changes nothing: the previous content stays in effect, and the log reports each fault once.
+//! What must hold: [`Reread::get`] never waits for a file; [`Reread::fresh`] may. A broken or
+//! missing file changes nothing: the previous content stays in effect, and the log reports each
+//! fault once.
 //!
 //! A change is detected by content: mounted secrets are links that are moved, and modification
 //! times are not reliable.

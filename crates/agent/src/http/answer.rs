@@ -128,8 +128,8 @@ impl StatusRules {
         }
     }
 
-    /// The outcome of an answer. `body` is `None` if it could not be read: then the head decides
-    /// alone.
+    /// The outcome of an answer. `body` is `None` if it could not be read: then the head alone
+    /// decides.
     pub(super) fn outcome(
         &self,
         meaning: &Meaning<'_>,

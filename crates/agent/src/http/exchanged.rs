@@ -28,7 +28,7 @@ pub(super) enum Health {
     CutShort,
 }
 
-/// A request that was sent.
+/// The result of sending a request.
 pub(super) struct Sent {
     /// `None` if no answer arrived in time.
     pub(super) answer: Option<Result<Answer, SendError>>,

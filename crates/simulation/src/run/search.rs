@@ -82,7 +82,7 @@ impl Visited {
 pub enum SearchEnd {
     /// Every operation is final or parked, or a rule is broken.
     Over,
-    /// In a state that another run had visited.
+    /// The run reached a state that another run had visited.
     Known,
 }
 

@@ -236,7 +236,7 @@ async fn a_refused_access_token_is_replaced_once() {
         ["Bearer token-1", "Bearer token-2"]
     );
 
-    // It refuses all of them now: no call asks for another token.
+    // The service refuses every token now: no call requests another one.
     admits(&service, "Bearer token-99");
     for _ in 0..3 {
         let refused = outcome(&agent).await;
