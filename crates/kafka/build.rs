@@ -4,8 +4,8 @@
 //! The argument is one of the GNU linker and LLVM's: on other systems nothing is replaced, and the
 //! first consumer logs a warning.
 
-/// The functions of librdkafka that allocate what a batch claims to hold, and the one that verifies
-/// its checksum before.
+/// The functions of librdkafka that allocate what a batch claims to hold, and the one that first
+/// verifies its checksum.
 const WRAPPED: [&str; 7] = [
     "rd_crc32c",
     "rd_gz_decompress",

@@ -1,8 +1,8 @@
-//! `waybill agent try`: one request of a declared agent, for a person who writes its file.
+//! `waybill agent try`: one request of a declared agent, for the author of its file.
 //!
-//! What must hold: without `--send` nothing is sent and no file of a secret is read; with it, one
-//! request is sent, once, and the outcome is the one that an attempt would have. No credential is
-//! printed.
+//! What must hold: without `--send`, it sends nothing and reads no secret file; with it, it sends
+//! one request once, and the outcome is the one that an attempt would have. It prints no
+//! credential.
 //!
 //! Deliberately absent: Kafka, the circuit breaker and retries. `waybill agent-check` examines an
 //! agent as the scheduler sees it.
@@ -78,12 +78,12 @@ enum Asked {
     Probe,
 }
 
-/// What a try shows.
+/// The result of the command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tried {
     /// The text to print.
     pub text: String,
-    /// Whether the request was only shown, or its outcome is that of a step that goes on.
+    /// Whether the request was only shown, or its outcome is a success.
     pub is_success: bool,
 }
 
@@ -175,7 +175,7 @@ impl TryArgs {
     }
 }
 
-/// The error with the place in the file that it is about.
+/// The error with the file and the line that it is about.
 fn with_place(error: TrialError, path: &Path) -> anyhow::Error {
     let line = match &error {
         TrialError::Load(error) => line(error, path),

@@ -108,8 +108,7 @@ impl HttpAgent {
                 Ok(request) => request,
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
-            // Outside the circuit breaker: a token that is not available is no fault of the
-            // service.
+            // Outside the circuit breaker: a missing token is not a fault of the service.
             let credential = match self.auth.credential().await {
                 Ok(credential) => credential,
                 Err(error) => return token_unavailable(&error),
@@ -179,8 +178,7 @@ impl HttpAgent {
         }
     }
 
-    /// Sends a request. If the service refuses the credential, it is sent once more with another
-    /// one.
+    /// Sends a request. If the service refuses the credential, sends it once more with another one.
     async fn send_authenticated(
         &self,
         request: Request<bytes::Bytes>,
@@ -228,7 +226,7 @@ impl HttpAgent {
         sent
     }
 
-    /// Sends the request, and again wherever redirects lead that the agent follows.
+    /// Sends the request, and follows redirects.
     async fn follow(
         &self,
         mut request: Request<bytes::Bytes>,
@@ -369,7 +367,7 @@ impl Handler for HttpAgent {
     }
 }
 
-/// The outcome of an attempt without an access token, which has not reached the service.
+/// The outcome of an attempt without an access token: the request was not sent.
 fn token_unavailable(error: &TokenError) -> Outcome {
     transient("token-unavailable", error.to_string())
 }

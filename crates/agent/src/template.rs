@@ -157,7 +157,7 @@ pub(crate) fn rfc3339(at: Timestamp) -> String {
         .to_string()
 }
 
-/// The variables by which placeholders are resolved; without them, each counts as known.
+/// The variables that resolve placeholders; `None` accepts every variable.
 pub(crate) type KnownVariables<'a> = Option<&'a Variables>;
 
 /// One `{{placeholder}}`.

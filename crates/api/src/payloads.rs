@@ -1,8 +1,8 @@
-//! Payloads of operations, as people see them: the input, and what the steps put out.
+//! Payloads of operations, as the API shows them: the input, and the outputs of the steps.
 //!
-//! What must hold: nobody sees a field that the workflow marks as sensitive, whatever its scopes;
-//! and a payload whose workflow is unknown is withheld, because nobody knows what is sensitive in
-//! it.
+//! What must hold: no caller sees a field of a payload that the workflow marks as sensitive,
+//! whatever its scopes; and the payload of an unknown workflow is withheld, because its sensitive
+//! fields are unknown.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use waybill_engine::{Outputs, Step, Workflow};
 /// What replaces a sensitive value.
 pub const MASK: &str = "***";
 
-/// What is said of a payload to a caller that lacks the scope for it.
+/// Why a payload is withheld from a caller without the scope for it.
 pub const NO_SCOPE: &str = "The token lacks the scope payload.";
 
-/// What is said of a payload that may have unknown sensitive fields.
+/// Why a payload that may have unknown sensitive fields is withheld.
 pub const NO_WORKFLOW: &str =
     "This server does not know the workflow version, and so not which fields are sensitive.";
 
@@ -41,7 +41,7 @@ impl<'a> Payloads<'a> {
         }
     }
 
-    /// Why they are not shown, if they are not.
+    /// Why they are withheld; `None` if they are shown.
     #[must_use]
     pub fn withheld(self) -> Option<Cow<'static, str>> {
         match self {
@@ -93,7 +93,7 @@ impl<'a> Payloads<'a> {
     }
 }
 
-/// Whether a pointer leads to this output, or into it.
+/// Whether a sensitive pointer names this output, or a part of it.
 fn is_sensitive(step: &Step, output: &str) -> bool {
     let mut pointers = step.sensitive.iter();
     pointers.any(|pointer| {

@@ -113,7 +113,7 @@ pub fn variables<C: Configuration>() -> BTreeMap<String, String> {
 struct Key {
     levels: Vec<String>,
     variable: String,
-    /// What names there are below the key, if it accepts any.
+    /// How names below the key are written, if it accepts any name.
     entry: Option<&'static OpenKey>,
 }
 

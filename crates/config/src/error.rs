@@ -59,7 +59,7 @@ impl ConfigError {
     }
 }
 
-/// Where a relative path leads: it may have been meant to start elsewhere.
+/// The absolute form of a relative path, whose author may have meant another directory.
 fn tried(path: &str) -> String {
     match (Path::new(path).is_relative(), std::path::absolute(path)) {
         (true, Ok(absolute)) => format!(

@@ -15,7 +15,7 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method};
 
-/// Stands for all origins.
+/// The setting for all origins.
 pub const ANY_ORIGIN: &str = "*";
 
 /// The most origins of a listener.
@@ -45,10 +45,10 @@ enum Origins {
     Listed(Arc<[HeaderValue]>),
 }
 
-/// Why a text is no origin.
+/// Why a text is not an origin.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadOrigin {
-    /// It is no origin at all, or has more than one.
+    /// It is not an origin, or is a list of them.
     #[error(
         "{0:?} is not an origin: it must be http:// or https://, a host in lower case and, unless it is the \
          default, a port, for example https://console.example.org:8443"
@@ -135,7 +135,7 @@ impl Cors {
         }
     }
 
-    /// Whether this origin is listed by itself.
+    /// Whether the list has exactly this origin; `*` does not count.
     pub(crate) fn lists(&self, origin: &str) -> bool {
         match &self.0 {
             Origins::None | Origins::Any => false,
@@ -143,7 +143,7 @@ impl Cors {
         }
     }
 
-    /// Whether a request only asks for the permission to send another one.
+    /// Whether a request is a permitted preflight request.
     #[must_use]
     pub fn is_preflight(&self, method: &Method, headers: &HeaderMap) -> bool {
         method == Method::OPTIONS
@@ -151,7 +151,8 @@ impl Cors {
             && self.permitted(headers).is_some()
     }
 
-    /// Adds to an answer what its page may do, if `permitted`, and that the answer depends on that.
+    /// Adds the permission of the page to an answer, and `Vary` if the answer depends on the
+    /// origin.
     pub fn mark(&self, permitted: Option<HeaderValue>, answer: &mut HeaderMap) {
         if matches!(self.0, Origins::None) {
             return;
@@ -165,7 +166,7 @@ impl Cors {
         }
     }
 
-    /// Adds to the answer to a preflight request what the next one may have.
+    /// Adds the permitted methods and headers to the answer to a preflight request.
     pub fn answer_preflight(answer: &mut HeaderMap) {
         answer.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
         answer.insert(ACCESS_CONTROL_ALLOW_HEADERS, REQUEST_HEADERS);

@@ -1,12 +1,13 @@
 //! The ids of requests, by which a caller finds its request in the log.
 //!
-//! A caller may choose the id in `X-Request-Id`; otherwise the server makes one. The answer has it
-//! in the same header, a problem in `requestId`, and each log line of the request ends with it.
+//! A caller may choose the id in `X-Request-Id`; otherwise the server generates one. The answer has
+//! the id in the same header, a problem in `requestId`, and each log line of the request ends with
+//! it.
 //!
 //! What must hold: an id that a caller chose cannot break a log line or a header, and costs no more
 //! than its length.
 //!
-//! Deliberately absent: a span of `tracing`, which would cost every request more than its id.
+//! Deliberately absent: a span of `tracing`, which would cost every request more than the id does.
 
 use std::fmt;
 use std::str;
@@ -26,7 +27,7 @@ pub const LENGTH_MAX: usize = 128;
 /// The characters of an id besides letters and digits.
 const MARKS: &[u8] = b"-_.:/+=@";
 
-/// The length of an id that this process made: 64 random bits, then a mixed number, in hexadecimal.
+/// The length of a generated id: 64 random bits, then a mixed number, in hexadecimal.
 const LENGTH_OF_FRESH: usize = 32;
 
 tokio::task_local! {
@@ -51,7 +52,7 @@ impl RequestId {
         }
     }
 
-    /// A new id. No other request has it, in this process or another.
+    /// A new id, unique among those that this process and others generate.
     #[must_use]
     pub fn fresh() -> Self {
         static PROCESS: LazyLock<(u64, u64)> = LazyLock::new(|| {
@@ -71,13 +72,13 @@ impl RequestId {
         }
     }
 
-    /// The id of the request that the current task is answering, if it is.
+    /// The id of the request that the current task answers; `None` if it answers none.
     #[must_use]
     pub fn current() -> Option<Self> {
         CURRENT.try_with(|id| *id).ok()
     }
 
-    /// Runs a part of answering the request.
+    /// Runs a future as a part of answering the request.
     pub fn scope<F: Future>(self, part: F) -> impl Future<Output = F::Output> {
         CURRENT.scope(self, part)
     }
@@ -117,7 +118,7 @@ impl RequestId {
 }
 
 /// Spreads numbers without giving two of them the same result (SplitMix64), so that an id does not
-/// tell how many requests came before it.
+/// reveal how many requests came before it.
 const fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

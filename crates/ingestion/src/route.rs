@@ -146,7 +146,7 @@ impl Route<'_> {
     }
 }
 
-/// Whether a request waits for the result. Its duration says nothing about the server.
+/// Whether a request waits for the result, so that its duration does not measure the server.
 fn waits(query: Option<&str>) -> bool {
     query.is_some_and(|query| query.contains("wait="))
 }

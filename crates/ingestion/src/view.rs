@@ -90,7 +90,7 @@ fn trace_id(traceparent: &str) -> Option<String> {
 }
 
 /// The request of a stored operation in a form of its own, for a caller with or without the scope
-/// for payloads; `None` if it is not shown, or was cancelled before it arrived.
+/// for payloads; `None` if it is withheld, or was cancelled before it arrived.
 pub fn request_of(
     row: &OperationRow,
     workflows: &Workflows,

@@ -13,7 +13,7 @@
 //! * batches with many tiny records, each of which takes some 500 bytes of memory.
 //!
 //! librdkafka reports such a batch as one that cannot be decompressed, and [`crate::damage`] finds
-//! it. The sum of what a fetch may hold is bounded by its size. A log line has the reason.
+//! it. The size of a fetch bounds the sum of what its batches hold. A log line has the reason.
 //!
 //! Of an uncompressed batch, only the function that verifies its checksum gets all bytes. If the
 //! batch is refused, that function sets a codec in the received bytes, which are librdkafka's own
@@ -65,7 +65,7 @@ const CODEC_AT: usize = 1;
 /// The start of xerial's blocks, which librdkafka has removed.
 const XERIAL_HEADER: &[u8] = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01";
 
-/// Sets the limit of the process, and warns once if the program is linked without it.
+/// Sets the limit of the process. Warns once if the program is linked without the replacements.
 pub(crate) fn limit(bytes_max: usize) {
     static WARNED: Once = Once::new();
     BYTES_MAX.store(bytes_max, Ordering::Relaxed);
@@ -311,7 +311,7 @@ fn warn(error: &BatchError, bytes: usize) {
     }
 }
 
-/// The same, in memory that `free` releases, and their length.
+/// The records that `compressed` holds, in memory that `free` releases, and their length.
 fn allocated(codec: Codec, compressed: &[u8]) -> Option<(*mut c_void, usize)> {
     let held = records(codec, compressed)?;
     // SAFETY: at least one byte is allocated, and `out` is checked before it is written to.

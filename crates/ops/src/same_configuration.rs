@@ -1,5 +1,5 @@
-//! Whether a command has the configuration of the process at --admin: with another one, what it
-//! says about topics and agents is about topics and agents that the process does not have.
+//! Compares the configuration of a command with that of the process at --admin. If they differ, the
+//! command would report on topics and agents that the process does not have.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use crate::access::AdminArgs;
 use crate::admin_port;
 use crate::ready;
 
-/// The process at --admin. `None` if none answers that has workflows, such as one of an earlier
-/// version, or if it refuses the token: there is nothing to compare with.
+/// The process at --admin. `None` if no process with workflows answers, if its version is too old,
+/// or if it refuses the token: there is nothing to compare with.
 pub(crate) async fn process(config: &Config, admin: &AdminArgs) -> Option<ProcessView> {
     let url = admin.url(config, "/process").ok()?;
     let client = admin_port::client(&admin.access, ready::PATIENCE).ok()?;
@@ -58,7 +58,7 @@ fn differences(here: &ProcessView, there: &ProcessView) -> Vec<String> {
     found
 }
 
-/// What only one of them has.
+/// The entries that only one side has.
 fn one_sided(what: &str, here: &BTreeSet<String>, there: &BTreeSet<String>) -> Vec<String> {
     let mut found = Vec::new();
     for (place, with, without) in [("there", there, here), ("here", here, there)] {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_and_nothing_else() {
+    fn only_differences_are_named() {
         let here = view("waybill", &[("trip", 1)], &["hotel"]);
         let mut there = here.clone();
         there.data_dir = "/elsewhere".to_owned();

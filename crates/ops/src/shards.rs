@@ -20,7 +20,7 @@ use crate::runtime::runtime;
 /// The maximum time to show the shards. A repartition may take longer.
 const SHOW_PATIENCE: Duration = Duration::from_secs(3);
 
-/// The interval between two looks at shards that start.
+/// The interval between two requests for the shards' state.
 const ASK_EVERY: Duration = Duration::from_millis(300);
 
 /// What to do with shards.

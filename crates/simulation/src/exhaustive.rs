@@ -1,8 +1,8 @@
-//! All interleavings of a short run: whatever may happen next is tried, in every state, until every
-//! operation has ended. States that two runs reach are visited once.
+//! All interleavings of a short run: in every state, the search tries every event that may come
+//! next, until every operation has ended. It visits a state that two runs reach once.
 //!
-//! The loops that ship cannot be copied, so a run begins anew for each alternative, and is told
-//! what to choose first.
+//! The loops of the product cannot be copied, so a new run begins for each alternative, with a
+//! script of its first choices.
 
 #![expect(
     clippy::disallowed_types,
@@ -32,7 +32,7 @@ struct Space {
     budget: Budget,
 }
 
-/// What every run of the tests covers, in seconds.
+/// The spaces that every run of the tests searches, in seconds.
 const SMALL: [Space; 9] = [
     Space::new(Course::Success).crashes(1).overtakes(1),
     Space::new(Course::Success).lease_changes(1).overtakes(1),
@@ -46,7 +46,7 @@ const SMALL: [Space; 9] = [
         .lease_changes(1)
         .overtakes(0),
 ];
-/// What a thorough search covers besides, in half a minute of CPU.
+/// The additional spaces of a thorough search, in half a minute of CPU.
 const LARGE: [Space; 2] = [
     Space::new(Course::Success),
     Space::new(Course::Success)
@@ -91,12 +91,12 @@ impl Space {
 
     fn plan(self) -> Plan {
         let mut plan = self.course.plan();
-        // All at the same time: in any order, at any moment of the run.
+        // All requests have the same time: they may arrive in any order, at any moment of the run.
         let at = START + WARM_UP;
         for ask in &mut plan.asks {
             ask.at = at;
-            // Without records of each step, which nothing waits for: the announcement of the end is
-            // one of the same kind.
+            // Without records of each step: nothing waits for them, and the announcement of the end
+            // is a record of the same kind.
             if let Record::Request { request, .. } = &mut ask.record
                 && let OperationRequest::Create(create) = Rc::make_mut(request)
             {
@@ -129,7 +129,7 @@ impl Space {
         (run, end)
     }
 
-    /// Searches all of it, or until a rule is broken.
+    /// Searches the whole space, or until a rule is broken.
     fn search(self, bug: Option<Bug>) -> Result<Found, Box<Broken>> {
         let search = Search {
             space: self,
@@ -162,11 +162,11 @@ impl Space {
 /// What a search has found.
 #[derive(Clone, Copy, Debug)]
 struct Found {
-    /// The states in which more than one thing may happen.
+    /// The states with more than one possible event.
     states: usize,
-    /// The runs, each of which begins with other choices.
+    /// The runs. Each begins with different choices.
     runs: usize,
-    /// Those that came to an end in states that no other run had reached.
+    /// The runs that reached an end through states that no other run had reached.
     ends: usize,
     /// The most choices of a run.
     longest: usize,
@@ -196,9 +196,10 @@ struct Search {
 }
 
 struct Work {
-    /// How runs begin that are still to come. The last one is the next, so few wait.
+    /// The first choices of the runs to come. A thread takes the last one, which keeps the list
+    /// short.
     scripts: Vec<Vec<u8>>,
-    /// How many threads run one, which may lead to others.
+    /// How many threads run a script, which may add others.
     running: usize,
 }
 
@@ -230,7 +231,7 @@ impl Search {
         }
     }
 
-    /// Runs a script, and returns those that choose something else later.
+    /// Runs a script, and returns the scripts that differ in one of its later choices.
     fn run(&self, script: Vec<u8>) -> Vec<Vec<u8>> {
         let given = script.len();
         let (run, end) = self.space.run(script, self.bug, false, &self.visited);
@@ -260,7 +261,7 @@ impl Search {
     }
 }
 
-/// Searches short runs whole.
+/// Searches short runs completely.
 ///
 /// # Panics
 ///
@@ -278,11 +279,11 @@ pub fn check_exhaustively() {
     }
 }
 
-/// A search finds planted bugs.
+/// Checks that a search finds planted bugs.
 ///
 /// # Panics
 ///
-/// If it does not.
+/// If it misses one.
 pub fn check_searches_reveal_bugs() {
     let success = Space::new(Course::Success);
     for (bug, space) in [

@@ -79,7 +79,7 @@ pub struct Plan {
     pub repartition_at: Option<Timestamp>,
     /// Whether clocks may be set during the run.
     pub sets_clocks: bool,
-    /// Whether one replica of the store may have what the others do not.
+    /// Whether one replica of the store may have data that the others lack.
     pub replicas_differ: bool,
 }
 

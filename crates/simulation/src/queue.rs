@@ -142,13 +142,13 @@ pub struct Queue {
     work: usize,
     /// The time of the last event.
     clock: Timestamp,
-    /// Where a search chooses the next event: the events that were pushed for the time at which
-    /// they were pushed, by their numbers. All others are timers.
+    /// In a search, the numbers of the events that were pushed for the time of their push. All
+    /// others are timers.
     messages: Option<BTreeSet<u64>>,
 }
 
 impl Queue {
-    /// From now on it knows which events may overtake each other.
+    /// From now on, the queue distinguishes messages, which may overtake each other, from timers.
     pub fn distinguish_messages(&mut self) {
         self.messages = Some(BTreeSet::new());
     }
@@ -189,7 +189,7 @@ impl Queue {
         };
         let (mut messages, timers): (Vec<_>, Vec<_>) =
             due.partition(|(_, number, _)| is_message(*number));
-        // Of several, the one that their descriptions decide, not when they were pushed.
+        // Of several timers, their descriptions decide, not the order in which they were pushed.
         let timer = match timers.as_slice() {
             [_, _, ..] => timers
                 .iter()
@@ -208,12 +208,12 @@ impl Queue {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
-    /// The time goes on without an event.
+    /// Advances the time without an event.
     pub fn wait_until(&mut self, at: Timestamp) {
         self.clock = self.clock.max(at);
     }
 
-    /// Keeps an event until then.
+    /// Delays an event.
     pub fn keep(&mut self, wanted: u64, until: Timestamp) {
         let mut entries = std::mem::take(&mut self.heap).into_vec();
         for Reverse((at, number, _)) in &mut entries {
@@ -247,7 +247,7 @@ impl Queue {
         self.events[*index].as_ref()
     }
 
-    /// Makes the events that were kept until then messages that come now.
+    /// Turns the events that were delayed until this time into messages that arrive now.
     pub fn release(&mut self, kept_until: Timestamp) {
         let now = self.clock;
         let mut entries = std::mem::take(&mut self.heap).into_vec();
@@ -262,8 +262,8 @@ impl Queue {
         self.heap = entries.into();
     }
 
-    /// Describes all future events. The order in which they were pushed says nothing, except that
-    /// of messages, if it `matters`.
+    /// Describes all future events, without the order in which they were pushed; with
+    /// `order_matters`, messages are in that order.
     pub fn describe(&self, order_matters: bool) -> Vec<String> {
         let is_message = |number: &u64| {
             let messages = self.messages.as_ref();

@@ -1,7 +1,7 @@
-//! What only one of the store's three replicas has: parts of writes that failed, and proposals of
-//! conditional writes that failed. A quorum read asks two of the three. If it sees such a part, it
-//! repairs the others, so that every later read sees it too; else the part stays, and another read
-//! may see it. The next operation on a lease completes a proposal, or nothing ever does.
+//! Data that only one of the store's three replicas has: parts of failed writes, and proposals of
+//! failed conditional writes. A quorum read asks two of the three. If it sees such a part, it
+//! repairs the others, so that every later read sees it too; otherwise the part stays, and another
+//! read may see it. The next operation on a lease completes a proposal, or nothing ever does.
 
 use waybill_engine::{OperationId, PartitionId};
 use waybill_state::{DueBucket, Lease, LeaseKey};
@@ -12,10 +12,10 @@ use crate::seen::Sight;
 
 /// The percentage of parts of failed writes that one replica has.
 const KEPT: u64 = 50;
-/// The percentage of reads that ask the one replica that has something.
+/// The percentage of reads that ask the replica that differs.
 const SEEN: u64 = 67;
 
-/// What a read asks for.
+/// The subject of a read.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked {
     Row(OperationId),
@@ -38,7 +38,7 @@ impl Asked {
     }
 }
 
-/// What one replica has.
+/// The data that one replica has and the others lack.
 #[derive(Debug, Default)]
 pub struct Divergence {
     pieces: Vec<Piece>,
@@ -72,7 +72,7 @@ impl Run {
         }
     }
 
-    /// A quorum is read. What one replica has may be seen, and is then repaired.
+    /// A quorum is read. It may see the parts that one replica has, and then repairs the others.
     pub fn read_quorum(&mut self, asked: Asked) {
         let mut at = 0;
         while let Some(piece) = self.store.divergence.pieces.get(at) {
@@ -92,15 +92,16 @@ impl Run {
         }
     }
 
-    /// A conditional write of a lease has failed, and its condition held: it may have been proposed.
+    /// A conditional write of a lease has failed, and its condition held: it may have been
+    /// proposed.
     pub fn proposal_fails(&mut self, lease: &Lease) {
         if self.plan.replicas_differ && self.replica_rng.chance(KEPT) {
             self.store.divergence.proposals.push(lease.clone());
         }
     }
 
-    /// A read or conditional write of a lease begins: it completes what was proposed, if the
-    /// replica that has it is asked. Otherwise nothing ever will.
+    /// A read or conditional write of a lease begins. It completes a proposal if it asks the
+    /// replica that has it; otherwise nothing ever will.
     pub fn complete_proposal(&mut self, key: LeaseKey) {
         let proposals = &mut self.store.divergence.proposals;
         let Some(at) = proposals.iter().position(|lease| lease.key == key) else {

@@ -19,14 +19,14 @@ enum Source {
     Seed(u64),
     /// Numbers. After the last one, every number is [`NEUTRAL`].
     Tape(Vec<u64>),
-    /// Nothing is random: everything happens at once, the likelier way, except for choices.
+    /// Nothing is random: except for choices, the likelier case always happens, without delay.
     Script(Script),
 }
 
 /// The choices of a run, all of which a search tries.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
-    /// What to choose first; after the last one, the first alternative.
+    /// The first choices; every later choice takes the first alternative.
     given: Vec<u8>,
     /// What was chosen, and how many alternatives there were.
     pub made: Vec<Choice>,
@@ -77,7 +77,7 @@ impl Rng {
         Self::of(Source::Script(script))
     }
 
-    /// The script, if this is one.
+    /// The script; `None` for a seed or a tape.
     pub fn script(&self) -> Option<&Script> {
         match &self.source {
             Source::Script(script) => Some(script),
@@ -159,7 +159,7 @@ impl Rng {
         }
     }
 
-    /// The same for what a search tries both ways.
+    /// Like [`chance`](Self::chance), but a search tries both cases.
     pub fn fate(&mut self, percent: u64) -> bool {
         match self.source {
             Source::Seed(_) | Source::Tape(_) => self.chance(percent),
@@ -167,7 +167,7 @@ impl Rng {
         }
     }
 
-    /// An index that a search tries in every way.
+    /// An index, of which a search tries every value.
     pub fn fate_index(&mut self, len: usize) -> usize {
         match self.source {
             Source::Seed(_) | Source::Tape(_) => self.index(len),

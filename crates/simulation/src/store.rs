@@ -86,7 +86,7 @@ pub struct Store {
     pub attention: BTreeSet<(PartitionId, AttentionEntry)>,
     /// Rows that cannot be read until this time, or until they are written.
     pub spoilt: BTreeMap<OperationId, Timestamp>,
-    /// What one replica has, and the others do not.
+    /// The data that one replica has and the others lack.
     pub divergence: Divergence,
 }
 

@@ -19,14 +19,14 @@ use super::metrics::SupervisorMetrics;
 /// Lets one index shard of a process at a time read a page.
 pub(super) type ReadLock = Arc<Mutex<()>>;
 
-/// The versions of workflows that parked operations need and this process does not have, as far as
-/// they were logged: each is logged once, for all index shards.
+/// The logged versions of workflows that parked operations need and this process does not have.
+/// Each is logged once, for all index shards.
 #[derive(Debug, Default)]
 pub(super) struct MissingWorkflows(std::sync::Mutex<BTreeSet<(Arc<str>, u32)>>);
 
 impl MissingWorkflows {
     fn log(&self, row: &OperationRow, workflows: &Workflows) {
-        // One without steps never had a workflow: its caller chose the name.
+        // An operation without steps never had a workflow: its caller chose the name.
         let has_begun = !row.created.step_names.is_empty();
         let waits = row.state.state.is_parked() && !row.state.abandoned && has_begun;
         if !waits || workflow_of(row, workflows).is_some() {

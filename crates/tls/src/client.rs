@@ -39,7 +39,7 @@ impl ClientTls {
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or is not what it should be.
+    /// If a file cannot be read, or its content is invalid.
     pub fn open(key: String, config: &ClientTlsConfig) -> Result<Self, FileRefused> {
         let mut paths = Vec::new();
         paths.extend(config.ca_file.clone());
@@ -115,7 +115,7 @@ impl fmt::Debug for ClientTls {
     }
 }
 
-/// What trusts the system's certificates, loaded once: they are many.
+/// The settings that trust the system's certificates. These are many, so they are loaded once.
 fn system() -> Result<SslConnector, String> {
     static SYSTEM: OnceLock<SslConnector> = OnceLock::new();
     if let Some(system) = SYSTEM.get() {
@@ -129,7 +129,7 @@ fn connector(authorities: Vec<X509>, identity: Option<&Identity>) -> Result<SslC
     let build = || {
         let mut connector = SslConnector::builder(SslMethod::tls_client())?;
         connector.set_verify(SslVerifyMode::PEER);
-        // OpenSSL knows one directory, which is another one if the program was built elsewhere.
+        // OpenSSL's default directory is that of the machine on which the program was built.
         let system = openssl_probe::probe();
         if let Some(file) = &system.cert_file {
             connector.load_verify_locations(Some(file), None)?;

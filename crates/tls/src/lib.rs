@@ -1,7 +1,7 @@
 //! What servers and clients of TLS share: certificates, private keys and secrets in files, and the
 //! encrypted stream.
 //!
-//! What must hold: a file that changes is [read again](reread), and a broken one changes nothing; a
+//! What must hold: a changed file is [read again](reread), and a broken one changes nothing; a
 //! private key belongs to its certificate; and no secret is in a log line or in `Debug` output.
 //!
 //! The system's OpenSSL implements TLS, as for every connection that this program makes.

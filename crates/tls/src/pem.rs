@@ -10,7 +10,7 @@ use openssl::ssl::SslContextBuilder;
 use openssl::x509::{X509, X509Ref};
 use waybill_config::file_permissions;
 
-/// A certificate, those of its issuers, and its private key.
+/// A certificate with its issuers' certificates and its private key.
 pub struct Identity {
     certificate: X509,
     issuers: Vec<X509>,
@@ -18,7 +18,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads the contents of two files. `of` says whose identity it is, for the log: `a listener`.
+    /// Reads the contents of two files. `of` names the owner in the log: `a listener`.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Identity {
         &self.certificate
     }
 
-    /// Shows the identity to the other side of each connection.
+    /// Presents the identity to the peer of each connection.
     ///
     /// # Errors
     ///

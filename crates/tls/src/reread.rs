@@ -1,7 +1,8 @@
 //! Files that are reloaded when they change.
 //!
-//! What must hold: a reader of the content never waits for the file. A broken or missing file
-//! changes nothing: the previous content stays in effect, and the log reports each fault once.
+//! What must hold: [`Reread::get`] never waits for a file; [`Reread::fresh`] may. A broken or
+//! missing file changes nothing: the previous content stays in effect, and the log reports each
+//! fault once.
 //!
 //! A change is detected by content: mounted secrets are links that are moved, and modification
 //! times are not reliable.
@@ -117,7 +118,7 @@ impl<T> Reread<T> {
 }
 
 impl<T: Send + Sync + 'static> Reread<T> {
-    /// The content, which was compared with the files at most `age_max` ago. For those whom no task
+    /// The content, compared with the files at most `age_max` ago. For files that no task
     /// [follows](follow).
     pub async fn fresh(self: &Arc<Self>, age_max: Duration) -> Arc<T> {
         let is_due = {

@@ -19,7 +19,7 @@ impl SecretFile {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, or holds something else.
+    /// If the file cannot be read, or has other content.
     pub fn open(key: String, path: PathBuf) -> Result<Self, FileRefused> {
         let (name, of, warned_of) = (path.display().to_string(), key.clone(), path.clone());
         let read = move |texts: &[Vec<u8>]| {
@@ -34,7 +34,7 @@ impl SecretFile {
         self.0.fresh(LOOK_EVERY).await
     }
 
-    /// The secret, as it is in the file now.
+    /// The secret that the file contains now.
     pub async fn get_anew(&self) -> Arc<Secret> {
         self.0.fresh(std::time::Duration::ZERO).await
     }

@@ -9,14 +9,14 @@ use waybill_engine::{Action, Attempt, Outcome, StepError, StepRequest};
 use crate::cases::{Answer, AnswerOutcome, ByStep, Case, CasesFile};
 use crate::place::Placed;
 
-/// The answers of one case that are not used yet.
+/// The unused answers of one case.
 #[derive(Debug)]
 pub(crate) struct Mocks<'a> {
     file: &'a CasesFile,
     case: &'a Case,
     /// How many answers of each list were used.
     used: BTreeMap<(String, &'static str), usize>,
-    /// The attempts that were answered: an attempt that is requested again has no other answer.
+    /// The attempts that were answered: a repeated request for an attempt gets no other answer.
     answered: BTreeSet<(String, Attempt)>,
 }
 

@@ -23,8 +23,8 @@ use crate::mocks::{Mocks, Unmocked};
 /// When every case begins: 2026-01-01T00:00:00Z.
 const BEGIN: Timestamp = Timestamp::from_millis(1_767_225_600_000);
 
-/// The engine's settings: the defaults, without hand-offs to the deadline index. Those change who
-/// wakes an operation, not what happens.
+/// The engine's settings: the defaults, without hand-offs to the deadline index. Hand-offs change
+/// which process wakes an operation, not what happens.
 fn engine_config() -> EngineConfig {
     const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     EngineConfig {
@@ -33,11 +33,11 @@ fn engine_config() -> EngineConfig {
     }
 }
 
-/// Maximum number of events of a case. Every attempt takes an answer of the file, so that only a
+/// Maximum number of events of a case. Every attempt uses up an answer of the file, so only a
 /// defect of the engine can exceed it.
 const EVENTS_MAX: usize = 1_000_000;
 
-/// What the cases of a file have in common.
+/// The workflow and the agents that the cases of a file share.
 #[derive(Debug)]
 pub(crate) struct Setting {
     pub(crate) workflows: Arc<Workflows>,
@@ -71,7 +71,7 @@ pub(crate) enum RunError {
     /// A request has no answer.
     #[error(transparent)]
     Unmocked(#[from] Unmocked),
-    /// The operation never comes to rest.
+    /// The operation never ends.
     #[error("the operation does not come to rest after {EVENTS_MAX} events")]
     Endless,
     /// The engine wrote no row.
@@ -79,7 +79,7 @@ pub(crate) enum RunError {
     Nothing,
 }
 
-/// The id of a verb of the case, which its entry in the history has.
+/// The id of a verb of the case, also in the history of the operation.
 pub(crate) fn verb_id(index: usize) -> Uuid {
     Uuid::from_u128(0x5eed_0000 + index as u128)
 }
@@ -99,7 +99,7 @@ pub(crate) fn input_of(
     input
 }
 
-/// Runs a case until nothing is left to happen.
+/// Runs a case until no event is left.
 pub(crate) fn run(setting: &Setting, file: &CasesFile, case: &Case) -> Result<Course, RunError> {
     let mut run = Run::new(setting, file, case);
     run.begin(file, case);
@@ -126,7 +126,7 @@ struct Run<'a> {
     mocks: Mocks<'a>,
     engine: PartitionEngine,
     now: Timestamp,
-    /// What arrives later, by time and order.
+    /// Later arrivals, by time and order.
     arrivals: BTreeMap<(Timestamp, u64), Arrival>,
     arrivals_made: u64,
     /// The deadline index.
@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Has the mocked agent answer a request.
+    /// Passes a request to the mocked agent.
     fn ask(&mut self, request: StepRequest) -> Result<(), RunError> {
         let agent = self.setting.agents.get(&*request.agent);
         let http = agent.map(|agent| agent.request(&request)).transpose();

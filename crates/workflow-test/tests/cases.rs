@@ -106,7 +106,7 @@ fn refused(cases: &str, with_agents: bool) -> String {
 }
 
 #[test]
-fn a_case_passes_whose_operation_takes_the_expected_course() {
+fn a_case_passes_if_its_operation_takes_the_expected_course() {
     let cases = one(
         BY_NIGHT,
         "{ state: Processed, path: [seat#1, room, bill], undone: [], skipped: [],

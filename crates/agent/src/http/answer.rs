@@ -42,7 +42,7 @@ pub(super) enum Verdict {
     Accepted,
 }
 
-/// What an answer means, and what is taken from it.
+/// What an answer means, and which values the agent takes from it.
 pub(super) struct Meaning<'a> {
     pub(super) verdict: Verdict,
     /// The code of a failure.
@@ -76,8 +76,8 @@ impl StatusRules {
         })
     }
 
-    /// What an answer means: by the first rule that matches, of the request or of the agent, or
-    /// else by its status.
+    /// What an answer means. The first matching rule decides, of the request or else of the agent;
+    /// without one, the status.
     pub(super) fn meaning<'a>(
         &'a self,
         action: Action,
@@ -128,8 +128,8 @@ impl StatusRules {
         }
     }
 
-    /// The outcome of an answer. `body` is `None` if it could not be read: then the head decides
-    /// alone.
+    /// The outcome of an answer. `body` is `None` if it could not be read: then the head alone
+    /// decides.
     pub(super) fn outcome(
         &self,
         meaning: &Meaning<'_>,

@@ -1,8 +1,8 @@
 //! How an agent authenticates itself to its service.
 //!
 //! What must hold: secrets come from files, and appear in no log line, error, span or `Debug`
-//! output, nor in what the agent passes on of a response. A call waits for a new access token for a
-//! bounded time, and one request for a token is in progress at a time.
+//! output, nor in the parts of a response that the agent passes on. A call waits for a new access
+//! token for a bounded time, and at most one request for a token is in progress.
 
 mod config;
 mod oauth2;
@@ -47,7 +47,7 @@ enum SchemePlan {
     },
 }
 
-/// How an agent authenticates itself, if it does.
+/// How an agent authenticates itself; empty if it does not.
 #[derive(Debug)]
 pub(super) struct Auth(Option<Scheme>);
 
@@ -61,7 +61,7 @@ enum Scheme {
     Oauth2(TokenSource),
 }
 
-/// How a header is made from a secret.
+/// The form of a header's value with a secret.
 #[derive(Clone, Debug)]
 enum Form {
     Bearer,
@@ -69,14 +69,14 @@ enum Form {
     Plain,
 }
 
-/// What authenticates one call.
+/// The credential of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Credential {
     header: HeaderName,
     value: HeaderValue,
-    /// The texts that nobody may see.
+    /// The texts to redact.
     secrets: Vec<Secret>,
-    /// The access token, if it is one.
+    /// The access token, with OAuth 2.0.
     token: Option<Arc<Token>>,
 }
 
@@ -179,7 +179,7 @@ impl AuthPlan {
 }
 
 impl Auth {
-    /// What authenticates the next call; `None` if the agent does not authenticate itself.
+    /// The credential of the next call; `None` if the agent does not authenticate itself.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl Auth {
         })
     }
 
-    /// What replaces a credential that the service has refused; `None` if there is nothing else.
+    /// The replacement of a credential that the service has refused; `None` if there is no other.
     ///
     /// # Errors
     ///
@@ -273,7 +273,7 @@ impl Credential {
         request.headers_mut().remove(&self.header);
     }
 
-    /// The body of a response, without the secrets, which a service may have repeated.
+    /// Redacts the secrets in the body of a response: a service may repeat them.
     pub(super) fn redact(&self, body: Bytes) -> Bytes {
         let text = String::from_utf8_lossy(&body);
         match redact(&self.secrets, &text) {
@@ -283,7 +283,7 @@ impl Credential {
     }
 }
 
-/// The text without the secrets.
+/// Redacts the secrets in a text.
 fn redact<'a>(secrets: &[Secret], text: &'a str) -> Cow<'a, str> {
     let mut redacted = Cow::Borrowed(text);
     for secret in secrets {

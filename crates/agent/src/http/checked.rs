@@ -1,4 +1,4 @@
-//! The settings of an agent, checked, and the agent that is made from them.
+//! The checked settings of an agent, and the agent with these settings.
 
 use super::answer::StatusRules;
 use super::auth::{AuthPlan, ServiceTlsConfig};
@@ -12,7 +12,7 @@ use crate::breaker::{Breaker, BreakerSettings};
 use crate::metrics::{ServiceMetrics, breaker_state};
 use crate::template::Variables;
 
-/// An agent whose settings are checked, before any file is read that they name.
+/// An agent with checked settings, before it reads the files that they name.
 #[derive(Debug)]
 pub(super) struct Checked<'a> {
     name: &'a str,

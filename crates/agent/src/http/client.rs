@@ -143,7 +143,7 @@ async fn read_answer(
     Ok(Answer { head, body })
 }
 
-/// Whether the service did certainly not process the request, over HTTP/2.
+/// Whether the service certainly did not process the request, over HTTP/2.
 fn is_unread(error: &legacy::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -14,28 +14,28 @@ pub(super) struct Exchanged {
     pub(super) outcome: Outcome,
     /// The wait that the service asks for.
     pub(super) retry_after: Option<Duration>,
-    /// What it says about the service.
+    /// What the result says about the service.
     pub(super) health: Health,
 }
 
 /// What the result of an exchange says about the service.
 pub(super) enum Health {
-    /// What the outcome says.
+    /// The outcome decides.
     OfOutcome,
-    /// It is healthy, whatever the outcome is.
+    /// The service is healthy, whatever the outcome is.
     Healthy,
     /// Nothing: complete-by passed before the service had sufficient time to answer.
     CutShort,
 }
 
-/// A request that was sent.
+/// The result of sending a request.
 pub(super) struct Sent {
-    /// `None` if there was none in time.
+    /// `None` if no answer arrived in time.
     pub(super) answer: Option<Result<Answer, SendError>>,
     pub(super) ended: Instant,
-    /// Whether redirects led to another host than the service's.
+    /// Whether redirects led to a host other than the service's.
     pub(super) is_elsewhere: bool,
-    /// Why the redirect that the answer is was not followed.
+    /// Why the agent did not follow the redirect in the answer.
     pub(super) redirect_refused: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl Exchanged {
         }
     }
 
-    /// How it counts for the circuit breaker.
+    /// How the result counts for the circuit breaker.
     pub(super) fn judge(self) -> Judged<Self> {
         match (&self.health, &self.outcome) {
             (Health::CutShort, _) => Judged::CutShort(self),

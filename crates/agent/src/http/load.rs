@@ -36,8 +36,8 @@ impl AgentsFile {
         })
     }
 
-    /// Creates the agents, by name. `variables` provides the values of placeholders that
-    /// are the same for every request.
+    /// Creates the agents, by name. `variables` provides the values of placeholders that are the
+    /// same for every request.
     ///
     /// # Errors
     ///

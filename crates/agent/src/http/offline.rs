@@ -1,8 +1,8 @@
 //! A declared agent without connections: the request that it would send for an attempt, and what it
-//! would conclude from a response. Tests of workflows use it.
+//! would conclude from a response. Tests of workflows use them.
 //!
 //! Deliberately absent: the agent's own retries, its circuit breaker and its limits. A response
-//! here is the one with which the attempt ends.
+//! here ends the attempt.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl OfflineAgent {
     ///
     /// # Errors
     ///
-    /// The outcome of the attempt, if the agent would send none: it defines no request for the
+    /// The outcome of the attempt, if the agent would send no request: it defines none for the
     /// action, or a value of its template is missing.
     pub fn request(&self, request: &StepRequest) -> Result<OfflineRequest, Box<Outcome>> {
         let plan = self.plan.step(&request.step, request.action);
@@ -89,8 +89,8 @@ impl OfflineAgent {
         })
     }
 
-    /// The outcome of an attempt whose request the service answers like this, without headers;
-    /// `None` if there is no such status.
+    /// The outcome of an attempt whose request the service answers with this status and body, and
+    /// without headers; `None` if the status is invalid.
     #[must_use]
     pub fn outcome(
         &self,

@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 
 use super::LoadError;
 
-/// A part of an agents file: what is below its keys, and in its lists.
+/// A node of an agents file: a mapping, a list or a scalar.
 enum Node {
     Keys(Vec<(String, Spanned<Node>)>),
     Items(Vec<Spanned<Node>>),
@@ -65,8 +65,8 @@ impl Node {
         Some(value)
     }
 
-    /// The line of what is at this path, or as far along it as there is something. A key may itself
-    /// contain dots, and an item of a list is named by its index.
+    /// The line of the node at this path, or of the last node on the way there. A key may contain
+    /// dots, and an index names the item of a list.
     fn line_of(&self, path: &str) -> Option<u64> {
         let after = |name: &str| {
             let rest = path.strip_prefix(name)?;

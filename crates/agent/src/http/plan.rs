@@ -128,7 +128,7 @@ impl Plan {
         is_this_machine(self.base.authority.host())
     }
 
-    /// Refuses requests that set a header, which the agent itself sets.
+    /// Refuses requests that set a header that the agent itself sets.
     pub(super) fn refuse_header(&self, header: &HeaderName) -> Result<(), LoadError> {
         let why = || format!("`auth` sets the header {header}, too: remove one of them");
         for (key, own) in [
@@ -429,14 +429,14 @@ impl StepPlan {
     }
 }
 
-/// Whether a host is this machine.
+/// Whether a host name or address is this machine's own.
 pub(super) fn is_this_machine(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
     let address = address.parse::<std::net::IpAddr>();
     host == "localhost" || address.is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Refuses a header whose value is a credential, or names an environment variable.
+/// Refuses a header with a literal credential, or with an environment variable.
 fn refuse_credential(
     key: &str,
     name: &HeaderName,

@@ -30,7 +30,7 @@ pub struct RedirectsConfig {
 /// Where a redirect leads.
 #[derive(Debug)]
 pub(super) enum Redirect {
-    /// To this request. Whether it goes to another host than the service's.
+    /// To this request, and whether its host is another one than the service's.
     To(Box<Request<Bytes>>, bool),
     /// Nowhere, for this reason.
     Refused(String),
@@ -54,8 +54,8 @@ impl RedirectsConfig {
         }
     }
 
-    /// Where the answer to `request` leads, after `followed` redirects; `None` if it is no redirect
-    /// of this method.
+    /// Where the answer to `request` leads, after `followed` redirects; `None` if it is not a
+    /// redirect for this method.
     pub(super) fn next(
         &self,
         service: &Uri,
@@ -66,7 +66,7 @@ impl RedirectsConfig {
         let is_read = [Method::GET, Method::HEAD].contains(request.method());
         match status {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
-            // What these mean for a method that writes differs between services.
+            // Services disagree on what these mean for other methods.
             StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER
                 if is_read => {}
             _ => return None,
@@ -104,7 +104,7 @@ impl RedirectsConfig {
 
 /// The absolute form of a `Location`: a URL, or a path on the same host.
 fn resolve(from: &Uri, to: &str) -> Option<Uri> {
-    // Not sent to servers (RFC 9110, section 10.2.2).
+    // A client does not send the fragment (RFC 9110, section 10.2.2).
     let to = to.split('#').next().unwrap_or_default();
     let uri: Uri = to.parse().ok()?;
     let is_http = [&Scheme::HTTP, &Scheme::HTTPS]

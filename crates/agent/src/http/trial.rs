@@ -1,8 +1,7 @@
-//! One request of an agent, for a person who writes its file: what is sent, and what the answer
-//! means.
+//! One request of an agent, for the author of its file: the request, the answer, and the outcome.
 //!
-//! What must hold: it is the request that an attempt sends, and the meaning that an attempt takes
-//! from the answer; and no credential is shown.
+//! What must hold: the request is the one that an attempt sends, and the outcome the one that an
+//! attempt derives from the answer. No credential is shown.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -87,7 +86,7 @@ pub struct Trial {
 }
 
 impl AgentConfig {
-    /// The request that an attempt sends. Reads no file of a secret.
+    /// The request that an attempt sends. Reads no secret file.
     ///
     /// # Errors
     ///
@@ -107,7 +106,7 @@ impl AgentConfig {
         Ok(shown(rendered.map_err(TrialError::Render)?, auth))
     }
 
-    /// Sends the request of an attempt once, without retries and circuit breaker.
+    /// Sends the request of an attempt once, without retries and without the circuit breaker.
     ///
     /// # Errors
     ///
@@ -175,7 +174,7 @@ impl HttpAgent {
 
 fn shown(request: Request<Bytes>, auth: Option<&HeaderName>) -> ShownRequest {
     let mut headers = shown_headers(request.headers());
-    // It is added to what the file says when the request is sent.
+    // An attempt adds this header when it sends the request.
     headers.extend(auth.map(|name| (name.to_string(), REDACTED.to_owned())));
     ShownRequest {
         method: request.method().to_string(),

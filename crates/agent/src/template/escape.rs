@@ -43,7 +43,7 @@ impl Escape {
     }
 }
 
-/// The text in a form or a URL.
+/// The text, percent-encoded for a form or a URL.
 pub(crate) fn percent_encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     Escape::Percent.push(text, &mut out);

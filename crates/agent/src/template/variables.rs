@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::TemplateError;
 
-/// The values that a file of agents may name, all of them fixed when the file is loaded.
+/// The values that an agents file may name. They are fixed when the file is loaded.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Variables {
     program: BTreeMap<String, String>,
@@ -32,7 +32,7 @@ impl Variables {
         })
     }
 
-    /// Replaces each variable of a base URL by its value.
+    /// Replaces each variable in a base URL with its value.
     pub(crate) fn substitute(&self, text: &str) -> Result<String, TemplateError> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;

@@ -1,4 +1,4 @@
-//! Entity tags: a client that has the current state need not receive it again.
+//! Entity tags: a client that already has the current state does not receive it again.
 //!
 //! What must hold: two answers have the same tag only if their bytes are the same. So the tag is a
 //! hash of the body, and needs no list of everything that the body depends on, such as the rights

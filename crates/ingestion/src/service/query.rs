@@ -14,7 +14,7 @@ use crate::token::StatusToken;
 
 /// The parameters of a request about one operation.
 pub const OF_ONE: [&str; 2] = ["at", "tenant"];
-/// The parameters of a request for the state of one.
+/// The parameters of a request for the state of an operation.
 pub const OF_GET: [&str; 3] = ["at", "tenant", WAIT];
 /// The parameters of a new request.
 pub const OF_CREATE: [&str; 1] = [WAIT];
@@ -148,7 +148,7 @@ pub fn wait_of_new_request(
     of_new_request(query, caller, &OF_CREATE)
 }
 
-/// A caller of one tenant that names another gets the refusal for that, as everywhere.
+/// If a caller of one tenant names another tenant, it gets the refusal for that, as everywhere.
 fn of_new_request(
     query: Option<&str>,
     caller: &Caller,

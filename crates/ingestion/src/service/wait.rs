@@ -1,10 +1,10 @@
 //! Requests that wait for the result of an operation: `?wait=30s`.
 //!
-//! What must hold: a request waits for at most `http.waitMax`, and takes the place of an event
-//! stream meanwhile, so that one tenant cannot take all places. A request that created an operation
-//! is never refused because it cannot wait.
+//! What must hold: a request waits for at most `http.waitMax`, and counts as an event stream in the
+//! meantime, so that one tenant cannot use up the limit. A request that created an operation is
+//! never refused because it cannot wait.
 //!
-//! The rows of all operations that someone waits for or follows are read together (`events`).
+//! One read of the store serves all waiting requests and all event streams (`events`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,8 +52,8 @@ pub(super) fn check_may_read(caller: &Caller) -> Result<(), Problem> {
 }
 
 impl Api {
-    /// Waits until the operation has ended or is parked. Returns its row then, or `None` after
-    /// `wait`, or if the place is needed for another tenant or the server shuts down.
+    /// Waits until the operation has ended or is parked, and returns its row. Returns `None` after
+    /// `wait`, if another tenant needs the permit, or if the server shuts down.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Requests that wait for the result of an operation, and clients that have its state already.
+//! Requests that wait for the result of an operation, and clients that already have its state.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::setup::*;
 
 /// Longer than a test takes.
 const LONG: &str = "wait=60s";
-/// Over soon.
+/// Short enough to expire in a test.
 const SHORT: &str = "wait=200ms";
 
 fn at(id: OperationId, stamp: i64, state: ProcessState) -> RowWrite {
@@ -37,7 +37,7 @@ async fn a_get_waits_until_the_operation_has_ended_or_is_parked() {
             .get(setup.url(&format!("{OPERATIONS}/{name}?{LONG}")));
         let waiting = tokio::spawn(waiting.send());
         setup.write(at(id, 1, ProcessState::Processing)).await;
-        // The wait sees this state, too, or begins with it.
+        // The waiting request also sees this state, or begins with it.
         let path = format!("{OPERATIONS}/{name}?{SHORT}");
         assert_eq!(setup.get(&path).await.1["state"], "Processing");
         assert!(!waiting.is_finished());
@@ -167,7 +167,7 @@ async fn a_wait_ends_at_the_limit_and_at_shutdown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wait_needs_the_scope_read_and_finds_only_operations_of_the_own_tenant() {
+async fn a_wait_needs_the_scope_read_and_finds_only_operations_of_its_tenant() {
     let guarded = Guarded::start().await;
     let create = format!("{OPERATIONS}?{LONG}");
     let refused = guarded.post("submit", &create, order("o-1", 1));

@@ -1,4 +1,4 @@
-//! `/process`: which configuration a process runs with, as far as commands must share it.
+//! `/process`: the parts of a process's configuration that commands must share.
 
 use std::collections::BTreeSet;
 use std::path::Path;

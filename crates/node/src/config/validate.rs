@@ -38,7 +38,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     broker::check(config)
 }
 
-/// Without authentication, a page of any origin could use the API as its visitor can.
+/// Without authentication, a page of any origin could use the API with the rights of its visitor.
 fn check_origins(config: &Config) -> Result<(), ConfigError> {
     let mut origins = config.http.cors_origins.iter();
     require(
@@ -80,7 +80,7 @@ fn check_variables(config: &Config) -> Result<(), ConfigError> {
         let is_name = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic())
             && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
             && name.len() <= NAME_BYTES_MAX;
-        // Only visible characters of a name that is not one.
+        // An invalid name may contain invisible characters.
         let key = format!("variables.{}", name.escape_debug());
         require(
             is_name,

@@ -3,7 +3,7 @@
 //! What must hold: external text (a record's fields, a peer's error, a file's name) cannot break
 //! the line, and cannot reverse, hide or colour the text around it.
 //!
-//! A line that is written while a task answers an HTTP request ends with the id of that request.
+//! A line that a task logs while it answers an HTTP request ends with the id of that request.
 
 use std::fmt;
 use std::io;

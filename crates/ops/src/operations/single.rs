@@ -68,8 +68,8 @@ pub(super) async fn ask_one(
     }
 }
 
-/// Sends the verb. An error is about the operation with the ID beside it: the given one only if the
-/// operation is unknown.
+/// Sends the verb. An error has the ID of its operation: the given ID only if the operation is
+/// unknown.
 async fn asked(
     api: &Api,
     asking: &Asking,

@@ -1,9 +1,10 @@
-//! A run that is part of a search: it goes one way at every choice, and its script lists the others.
+//! A run that is part of a search: it takes one alternative at every choice, and its script lists
+//! the others.
 //!
-//! Messages take no time, and all that are on their way may come next, in any order. So may a fault
-//! that the budget still allows. Time passes only while no message is on its way: then the next
-//! timer is due. What a fault keeps (a pause of a process, a message that is late) goes on when a
-//! lease is taken, or after [`KEPT`].
+//! Messages take no time. Every message in flight may come next, in any order, and so may a fault
+//! that the budget still allows. Time passes only while no message is in flight: then the next
+//! timer is due. A paused process continues, and a late message arrives, when a lease is taken, or
+//! after [`KEPT`].
 
 #![expect(
     clippy::disallowed_types,
@@ -22,7 +23,7 @@ use super::{BOUND, Run, START};
 use crate::queue::What;
 use crate::rng::Script;
 
-/// How long before the requests all processes start, and divide the work among them.
+/// The time before the requests, in which all processes start and divide the work among them.
 pub const WARM_UP: Duration = Duration::from_millis(10);
 /// How long a process is paused, or a message is late, unless a lease is taken before.
 const KEPT: Duration = Duration::from_secs(3);
@@ -30,7 +31,7 @@ const KEPT: Duration = Duration::from_secs(3);
 const RESTART_MICROS: u64 = 1_000;
 /// A limit that no run reaches.
 const EVENTS_MAX: u64 = 50_000;
-/// How many sets the visited states are divided over, so that threads seldom wait for each other.
+/// The number of sets of visited states: with several, threads seldom wait for each other.
 const PARTS: usize = 64;
 
 /// How many faults of each kind a run may have.
@@ -42,15 +43,15 @@ pub struct Budget {
     pub lease_changes: u32,
     /// How many messages are late.
     pub late_messages: u32,
-    /// How often a message comes before another that was sent earlier; `None` if always any may.
+    /// How often a message may arrive before another that was sent earlier; `None` without a limit.
     pub overtakes: Option<u32>,
 }
 
-/// The faults of a run, had and still to come.
+/// The faults of a run: those left, and those in effect.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Search {
     pub left: Budget,
-    /// Until when something is kept.
+    /// When each pause and delay ends.
     kept: Vec<Timestamp>,
 }
 
@@ -65,7 +66,7 @@ impl Default for Visited {
 }
 
 impl Visited {
-    /// Whether this state is new. From now on it is not.
+    /// Records a state, and returns whether it is new.
     fn visit(&self, state: u64) -> bool {
         let part = &self.0[usize::try_from(state % PARTS as u64).unwrap()];
         part.lock().unwrap().insert(state)
@@ -81,7 +82,7 @@ impl Visited {
 pub enum SearchEnd {
     /// Every operation is final or parked, or a rule is broken.
     Over,
-    /// In a state that another run had visited.
+    /// The run reached a state that another run had visited.
     Known,
 }
 
@@ -98,7 +99,7 @@ enum Next {
 }
 
 impl Run {
-    /// Goes on until all has ended, or in a state that was visited.
+    /// Continues until every operation has ended, or until the run reaches a known state.
     pub fn explore(&mut self, visited: &Visited) -> SearchEnd {
         self.warm_up();
         let given = self.rng.script().map_or(0, Script::given);
@@ -109,7 +110,7 @@ impl Run {
                 self.report_unfinished();
                 return SearchEnd::Over;
             }
-            // Other choices of one event may lead to the same state.
+            // Other choices within one event may lead to the same state.
             let made = self.made();
             let may_be_known = alternatives.len() > 1 || made > visited_after;
             if made >= given && may_be_known {
@@ -156,8 +157,8 @@ impl Run {
         self.queue.release(end);
     }
 
-    /// What may happen next. A crash before an event that only looks around is no different from
-    /// one after it.
+    /// The alternatives for the next event. A crash before an event that only reads has the same
+    /// effect as a crash after it.
     fn alternatives(&self) -> Vec<Next> {
         let events = self.queue.candidates();
         let left = self.search.left;
@@ -236,7 +237,7 @@ impl Run {
         self.seen.events += 1;
         let is_rest = self.may_be_over_after(&what) && self.is_over();
         self.happen(what);
-        // It says in which order all has happened.
+        // The digest depends on the order of events, which must not distinguish states.
         self.judge.digest = 0;
         if self.now > self.plan.calm_at + BOUND || self.seen.events > EVENTS_MAX {
             self.report_unfinished();
@@ -244,14 +245,14 @@ impl Run {
         self.violation.is_some() || is_rest
     }
 
-    /// Until when something new is kept.
+    /// When a new pause or delay ends.
     fn keep_until(&mut self) -> Timestamp {
         let until = self.now + KEPT + Duration::from_micros(self.search.kept.len() as u64);
         self.search.kept.push(until);
         until
     }
 
-    /// A lease was taken: what is kept goes on.
+    /// A lease was taken: all pauses and delays end.
     pub fn release_kept(&mut self) {
         for until in std::mem::take(&mut self.search.kept) {
             for scheduler in &mut self.schedulers {
@@ -263,7 +264,7 @@ impl Run {
         }
     }
 
-    /// A hash of all that decides what can happen from now on, and what the judge will say of it.
+    /// A hash of everything that decides what can happen from now on, and how the judge rules.
     fn fingerprint(&self) -> u64 {
         let mut hash = Hash(DefaultHasher::new());
         let parts: [&dyn fmt::Debug; 9] = [

@@ -362,7 +362,7 @@ impl Run {
     }
 }
 
-/// What becomes of a call.
+/// The faults of a call.
 #[derive(Clone, Copy, Debug)]
 struct Faults {
     /// Its caller gets an error.

@@ -286,7 +286,7 @@ impl Run {
         }
         if !is_rest {
             self.is_up(index);
-            // In a search the rest may be long after.
+            // In a search, the rest may land much later.
             if self.rng.is_script() {
                 self.act_later(
                     index,

@@ -1,4 +1,4 @@
-//! Rules for answers: the first that matches says what an answer means.
+//! Rules for answers: the first matching rule decides what an answer means.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::http::LoadError;
 use crate::http::config::StatusSet;
 use crate::raw;
 
-/// What an answer means, if it fulfils the conditions.
+/// The meaning of an answer that meets the conditions.
 #[derive(Debug)]
 pub(in crate::http) struct AnswerRule {
     status: StatusSet,
@@ -28,13 +28,13 @@ pub(in crate::http) struct AnswerRule {
     pub(in crate::http) keep: Option<Keep>,
 }
 
-/// What the rules are for.
+/// The request, or the agent, that rules are for.
 pub(in crate::http) struct RulesOf<'a> {
     /// The key of the rules.
     pub(in crate::http) key: &'a str,
     /// The values that the request keeps.
     pub(in crate::http) keep: &'a BTreeMap<String, String>,
-    /// Whether the answer may be that no effect exists.
+    /// Whether an answer may mean that no effect exists.
     pub(in crate::http) may_be_absent: bool,
 }
 
@@ -120,7 +120,7 @@ impl RulesOf<'_> {
         })
     }
 
-    /// The values of the request, some of them from elsewhere. So a workflow can rely on the same
+    /// The values of the request, some of them at other pointers. A workflow can rely on the same
     /// outputs, whichever rule matches.
     fn keep(
         &self,
@@ -166,7 +166,7 @@ fn header(
 }
 
 impl AnswerRule {
-    /// Whether an answer fulfils the conditions. `body` is called if a condition concerns it.
+    /// Whether an answer meets the conditions. Calls `body` only if a condition concerns it.
     pub(super) fn matches<'b>(
         &self,
         action: Action,

@@ -2,11 +2,11 @@
 //!
 //! What must hold:
 //!
-//! * One request for a token is in progress at a time, whoever needs one, and it continues when the
-//!   attempts that wait for it end.
+//! * At most one request for a token is in progress. It continues when the attempts that wait for
+//!   it end.
 //! * A token is renewed before it expires, while calls use it. Calls wait only if there is none.
-//! * A failing token endpoint is asked at most once a second. Attempts fail in the meantime.
-//! * A service that refuses new tokens, too, does not cause a request for a token with each call.
+//! * A failing token endpoint is called at most once a second. Attempts fail in the meantime.
+//! * If a service refuses new tokens as well, not every call requests another token.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,28 +31,28 @@ use crate::http::plan::is_this_machine;
 use crate::metrics::TokenMetrics;
 use crate::template::percent_encoded;
 
-/// How long a failure of the token endpoint counts.
+/// How long the token endpoint is not called again after a failure.
 const FAILURE_COUNTS_FOR: Duration = Duration::from_secs(1);
 /// The shortest time between two tokens that replace refused ones.
 const RENEWAL_INTERVAL_MIN: Duration = Duration::from_secs(10);
-/// How long a token is used that does not say when it expires.
+/// The lifetime of a token without `expires_in`.
 const LIFETIME_DEFAULT: Duration = Duration::from_secs(300);
-/// The longest time for which a token is used.
+/// The longest lifetime of a token.
 const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
-/// The longest time before its end at which a token is renewed.
+/// The longest time between the renewal of a token and its expiry.
 const RENEWAL_MARGIN_MAX: Duration = Duration::from_secs(60);
 /// The largest response of a token endpoint.
 const RESPONSE_BYTES_MAX: usize = 64 * 1024;
-/// The longest text of a token endpoint in an error, in bytes.
+/// The most bytes of a token endpoint's text in an error.
 const REASON_BYTES_MAX: usize = 200;
 
-/// The token endpoint, and what to ask of it.
+/// The token endpoint, and the parameters of a request to it.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     url: Uri,
     client_id: String,
     client_auth: ClientAuth,
-    /// The body, without the client.
+    /// The body, without the client's credentials.
     form: String,
     timeout: Duration,
 }
@@ -82,7 +82,7 @@ pub(in crate::http) struct TokenError {
     why: String,
 }
 
-/// Where an agent's access tokens come from.
+/// The source of an agent's access tokens.
 #[derive(Debug)]
 pub(super) struct TokenSource(Arc<Source>);
 
@@ -224,8 +224,8 @@ impl TokenSource {
         fetch.await
     }
 
-    /// A token in the place of one that the service has refused; `None` if the refused one replaced
-    /// another a moment ago.
+    /// Replaces a token that the service has refused. Returns `None` if the refused token is itself
+    /// a recent replacement.
     pub(super) async fn renew(
         &self,
         refused: &Arc<Token>,
@@ -277,7 +277,7 @@ impl Source {
     fn error(&self, why: impl Into<String>) -> TokenError {
         let url = &self.endpoint.url;
         TokenError {
-            // Not the query, which may hold anything.
+            // Without the query, which may hold secrets.
             endpoint: format!(
                 "{}://{}{}",
                 url.scheme_str().unwrap_or_default(),

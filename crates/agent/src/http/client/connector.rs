@@ -41,7 +41,7 @@ struct OwnTls {
 }
 
 impl ServiceTls {
-    /// Reads the files of an agent. Only its service is shown the agent's certificate.
+    /// Reads the files of an agent, which presents its certificate to its service only.
     pub(in crate::http) fn open(
         agent: &str,
         config: &ServiceTlsConfig,

@@ -154,7 +154,7 @@ request:
 }
 
 #[tokio::test]
-async fn accepted_is_no_success_unless_the_file_says_so() {
+async fn a_202_is_not_a_success_unless_the_file_says_so() {
     let service = Service::start().await;
     service.answers(|_| StatusCode::ACCEPTED.into_response());
     let actions = format!("retries: {{ max: 0 }}\n{WITH_INVERSES}");

@@ -236,7 +236,7 @@ async fn a_refused_access_token_is_replaced_once() {
         ["Bearer token-1", "Bearer token-2"]
     );
 
-    // It refuses all of them now: no call asks for another token.
+    // The service refuses every token now: no call requests another one.
     admits(&service, "Bearer token-99");
     for _ in 0..3 {
         let refused = outcome(&agent).await;
@@ -268,7 +268,7 @@ async fn without_an_access_token_a_step_fails_without_effect_and_the_breaker_sta
 }
 
 #[tokio::test]
-async fn a_slow_token_endpoint_is_not_waited_for_longer_than_its_limit() {
+async fn a_call_waits_for_a_slow_token_endpoint_until_its_timeout() {
     let service = Service::start().await;
     let endpoint = token_endpoint(3600).await;
     let _release = endpoint.hold();

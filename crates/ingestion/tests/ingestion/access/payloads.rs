@@ -1,4 +1,4 @@
-//! Who sees the inputs of operations and the outputs of steps, and what of them.
+//! Which callers see which parts of the inputs of operations and the outputs of steps.
 
 use serde_json::{Value, json};
 use waybill_engine::{OperationId, ProcessState};

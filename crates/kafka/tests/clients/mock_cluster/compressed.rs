@@ -115,7 +115,7 @@ fn a_compressed_batch_of_many_tiny_records_is_undecodable_whatever_its_codec() {
     }
 }
 
-/// A broker that is not ours keeps them.
+/// Brokers other than the embedded one keep them.
 #[test]
 fn an_uncompressed_batch_of_many_tiny_records_is_undecodable() {
     let (cluster, settings) = cluster("tiny", 1);
