@@ -109,7 +109,7 @@ impl HttpAgent {
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
             // Outside the circuit breaker: a missing token is not a fault of the service.
-            let credential = match self.auth.credential().await {
+            let credential = match self.auth.credential(call.deadline).await {
                 Ok(credential) => credential,
                 Err(error) => return token_unavailable(&error),
             };
@@ -137,8 +137,9 @@ impl HttpAgent {
                 // own failure.
                 return not_attempted(error.code, error.message, self.breaker.open_for());
             }
-            if !matches!(exchanged.outcome, Outcome::Transient { .. }) || retry == self.retries.max
-            {
+            let is_repeatable = matches!(exchanged.outcome, Outcome::Transient { .. })
+                && !matches!(exchanged.health, Health::NoToken);
+            if !is_repeatable || retry == self.retries.max {
                 return exchanged.outcome;
             }
             let delay = self.delay(retry, &key, exchanged.retry_after);
@@ -172,7 +173,7 @@ impl HttpAgent {
         match self.send_authenticated(request, credential, call).await {
             Ok(sent) => self.judge(step, sent, call, started),
             Err(error) => Exchanged {
-                health: Health::Healthy,
+                health: Health::NoToken,
                 ..Exchanged::of(token_unavailable(&error))
             },
         }
@@ -192,7 +193,7 @@ impl HttpAgent {
         if !sent.is_unauthorized() {
             return Ok(sent);
         }
-        Ok(match self.auth.another(&credential).await? {
+        Ok(match self.auth.another(&credential, call.deadline).await? {
             Some(another) => self.send(request, Some(&another), call).await,
             None => sent,
         })
@@ -213,10 +214,11 @@ impl HttpAgent {
         let exchange = self.follow(request, credential, until);
         let mut sent = timeout_at(until, exchange).await.unwrap_or_default();
         sent.ended = Instant::now();
-        if let (Some(credential), Some(Ok(answer))) = (credential, &mut sent.answer)
-            && let Ok(body) = &mut answer.body
-        {
-            *body = credential.redact(std::mem::take(body));
+        if let (Some(credential), Some(Ok(answer))) = (credential, &mut sent.answer) {
+            credential.redact_headers(&mut answer.head.headers);
+            if let Ok(body) = &mut answer.body {
+                *body = credential.redact(std::mem::take(body));
+            }
         }
         let status = sent.status().map(|status| status.as_u16());
         self.service.count(status, sent.ended - began);

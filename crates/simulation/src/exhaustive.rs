@@ -12,7 +12,7 @@
 use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use waybill_engine::{EngineConfig, OperationRequest};
 
@@ -203,14 +203,28 @@ struct Work {
     running: usize,
 }
 
+/// Counts a run as ended when it is dropped. A panic ends the search: other threads would wait for
+/// what the run adds.
+struct RunEnd<'a>(&'a Search);
+
+impl Drop for RunEnd<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.is_over.store(true, Ordering::Relaxed);
+        }
+        let work = self.0.work.lock();
+        work.unwrap_or_else(PoisonError::into_inner).running -= 1;
+        self.0.more.notify_all();
+    }
+}
+
 impl Search {
     fn work(&self) {
         while let Some(script) = self.next() {
+            let end = RunEnd(self);
             let others = self.run(script);
-            let mut work = self.work.lock().unwrap();
-            work.scripts.extend(others);
-            work.running -= 1;
-            self.more.notify_all();
+            self.work.lock().unwrap().scripts.extend(others);
+            drop(end);
         }
     }
 

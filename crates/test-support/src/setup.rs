@@ -229,8 +229,8 @@ impl Setup {
         answer.text().await.expect("metrics are text")
     }
 
-    /// Sends one delivery until it is accepted, even if processes die or its tenant may send no more
-    /// in the meantime, and returns its ID.
+    /// Sends one delivery until it is accepted, even if processes die in the meantime or its tenant
+    /// has reached a limit, and returns its ID.
     pub async fn deliver(&self, delivery: &Value) -> String {
         let mut delivery = delivery.clone();
         if self.only_normal.load(Ordering::Relaxed) {

@@ -12,17 +12,20 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use sha2::{Digest as _, Sha256};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 use waybill_config::ConfigError;
 
 /// How often files are checked for changes.
 pub const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How long a caller waits for files that are slow to read. It then uses the previous contents.
+const RELOAD_WAIT_MAX: Duration = Duration::from_secs(1);
 /// The largest file that is read.
 pub const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
@@ -55,6 +58,7 @@ pub struct Reread<T> {
     seen: Mutex<[u8; 32]>,
     /// When the files were read last.
     looked: Mutex<Instant>,
+    is_reading: AtomicBool,
 }
 
 impl<T> Reread<T> {
@@ -84,6 +88,7 @@ impl<T> Reread<T> {
             now: ArcSwap::from_pointee(first),
             seen: Mutex::new(seen),
             looked: Mutex::new(Instant::now()),
+            is_reading: AtomicBool::new(false),
         })
     }
 
@@ -118,8 +123,8 @@ impl<T> Reread<T> {
 }
 
 impl<T: Send + Sync + 'static> Reread<T> {
-    /// The content, compared with the files at most `age_max` ago. For files that no task
-    /// [follows](follow).
+    /// The content, compared with the files at most `age_max` ago, unless they take longer than a
+    /// second to read. For files that no task [follows](follow).
     pub async fn fresh(self: &Arc<Self>, age_max: Duration) -> Arc<T> {
         let is_due = {
             let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,19 +134,27 @@ impl<T: Send + Sync + 'static> Reread<T> {
             }
             is_due
         };
-        if is_due {
-            let file = Arc::clone(self);
-            if tokio::task::spawn_blocking(move || file.reload())
-                .await
-                .is_err()
-            {
+        // One read at a time: those of a file system that hangs would take up all threads.
+        if is_due && !self.is_reading.swap(true, Ordering::Relaxed) {
+            let reading = Reading(Arc::clone(self));
+            let read = tokio::task::spawn_blocking(move || reading.0.reload());
+            if let Ok(Err(_)) = timeout(RELOAD_WAIT_MAX, read).await {
                 tracing::error!(
                     key = %self.key,
-                    "reading files again panicked; their earlier contents stay in use"
+                    "reloading files panicked; the previous contents stay in effect"
                 );
             }
         }
         self.now.load_full()
+    }
+}
+
+/// A read in progress; dropping it allows another.
+struct Reading<T>(Arc<Reread<T>>);
+
+impl<T> Drop for Reading<T> {
+    fn drop(&mut self) {
+        self.0.is_reading.store(false, Ordering::Relaxed);
     }
 }
 
@@ -173,7 +186,7 @@ pub async fn follow(
         }
         let reload = Arc::clone(&reload);
         if tokio::task::spawn_blocking(move || reload()).await.is_err() {
-            tracing::error!("reading files again panicked; their earlier contents stay in use");
+            tracing::error!("reloading files panicked; the previous contents stay in effect");
         }
     }
 }

@@ -41,7 +41,8 @@ impl SecretFile {
 }
 
 fn read(text: &[u8]) -> Result<Secret, String> {
-    let text = text.trim_ascii_end();
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let text = text.strip_suffix(b"\r").unwrap_or(text);
     if text.is_empty() {
         return Err("is empty".to_owned());
     }

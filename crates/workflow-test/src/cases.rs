@@ -270,7 +270,7 @@ pub struct ExpectedRequest {
     /// The method of a declared agent's HTTP request.
     #[serde(default)]
     pub method: Option<String>,
-    /// Its path with the query, without `baseUrl`.
+    /// Its path with the query, which begins with the path of `baseUrl`.
     #[serde(default)]
     pub path: Option<String>,
     /// Its headers; there may be others.

@@ -16,6 +16,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Request};
+use tokio::time::Instant;
 use waybill_config::{REDACTED, Secret};
 use waybill_tls::{ClientTls, ClientTlsConfig, SecretFile};
 
@@ -27,6 +28,9 @@ pub(super) use oauth2::TokenError;
 use self::oauth2::{Endpoint, Token, TokenSource};
 use super::LoadError;
 use super::config::HttpConfig;
+
+/// The shortest secret that is redacted, in bytes.
+const REDACTED_BYTES_MIN: usize = 6;
 
 /// The checked `auth` of an agent, before its files are read.
 #[derive(Debug)]
@@ -44,6 +48,8 @@ enum SchemePlan {
         endpoint: Endpoint,
         secret_file: PathBuf,
         tls: ClientTlsConfig,
+        /// The key of the authorities in `tls`.
+        key_of_tls: &'static str,
     },
 }
 
@@ -119,6 +125,10 @@ impl AuthPlan {
                 &api_key.key_file,
             ),
             AuthConfig::Oauth2(oauth2) => SchemePlan::Oauth2 {
+                key_of_tls: match oauth2.ca_file {
+                    Some(_) => "auth.oauth2.caFile",
+                    None => "tls.caFile",
+                },
                 endpoint: Endpoint::compile(oauth2)?,
                 secret_file: oauth2.client_secret_file.clone(),
                 tls: ClientTlsConfig {
@@ -163,11 +173,12 @@ impl AuthPlan {
                 endpoint,
                 secret_file,
                 tls,
+                key_of_tls: key_of_authorities,
             }) => {
                 let key = "auth.oauth2.clientSecretFile";
                 let secret = SecretFile::open(named(key), secret_file);
                 let secret = secret.map_err(|refused| LoadError::invalid(key, refused.problem))?;
-                let key = "auth.oauth2.caFile";
+                let key = key_of_authorities;
                 let tls = ClientTls::open(named(key), &tls);
                 let tls = tls.map_err(|refused| LoadError::invalid(key, refused.problem))?;
                 Some(Scheme::Oauth2(TokenSource::new(
@@ -184,7 +195,10 @@ impl Auth {
     /// # Errors
     ///
     /// If there is no access token.
-    pub(super) async fn credential(&self) -> Result<Option<Credential>, TokenError> {
+    pub(super) async fn credential(
+        &self,
+        until: Instant,
+    ) -> Result<Option<Credential>, TokenError> {
         Ok(match &self.0 {
             None => None,
             Some(Scheme::File {
@@ -192,7 +206,7 @@ impl Auth {
                 form,
                 secret,
             }) => Some(form.credential(header, &*secret.get().await)),
-            Some(Scheme::Oauth2(source)) => Some(Credential::of_token(source.token().await?)),
+            Some(Scheme::Oauth2(source)) => Some(Credential::of_token(source.token(until).await?)),
         })
     }
 
@@ -204,6 +218,7 @@ impl Auth {
     pub(super) async fn another(
         &self,
         refused: &Credential,
+        until: Instant,
     ) -> Result<Option<Credential>, TokenError> {
         Ok(match (&self.0, &refused.token) {
             (
@@ -218,7 +233,7 @@ impl Auth {
                 Some(credential).filter(|credential| credential.value != refused.value)
             }
             (Some(Scheme::Oauth2(source)), Some(token)) => {
-                source.renew(token).await?.map(Credential::of_token)
+                source.renew(token, until).await?.map(Credential::of_token)
             }
             (Some(Scheme::Oauth2(_)), None) | (None, _) => None,
         })
@@ -236,7 +251,7 @@ impl Form {
             }
             Self::Plain => (text.to_owned(), None),
         };
-        let mut secrets = vec![secret.clone()];
+        let mut secrets = forms_of(secret);
         secrets.extend(encoded);
         Credential {
             header: header.clone(),
@@ -259,7 +274,7 @@ impl Credential {
         Self {
             header: AUTHORIZATION,
             value: sensitive(format!("Bearer {}", token.secret().reveal())),
-            secrets: vec![token.secret().clone()],
+            secrets: forms_of(token.secret()),
             token: Some(token),
         }
     }
@@ -281,13 +296,34 @@ impl Credential {
             Cow::Owned(redacted) => redacted.into(),
         }
     }
+
+    /// Redacts the secrets in the headers of a response.
+    pub(super) fn redact_headers(&self, headers: &mut HeaderMap) {
+        for value in headers.values_mut() {
+            let text = String::from_utf8_lossy(value.as_bytes());
+            if let Cow::Owned(redacted) = redact(&self.secrets, &text) {
+                let redacted = HeaderValue::try_from(redacted);
+                *value = redacted.unwrap_or_else(|_| HeaderValue::from_static(REDACTED));
+            }
+        }
+    }
 }
 
-/// Redacts the secrets in a text.
+/// The texts in which a service may repeat a secret: as it is, and as JSON escapes it.
+fn forms_of(secret: &Secret) -> Vec<Secret> {
+    let quoted = serde_json::to_string(secret.reveal()).unwrap_or_default();
+    let inner = quoted.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
+    let escaped = inner.filter(|escaped| *escaped != secret.reveal());
+    let mut forms = vec![secret.clone()];
+    forms.extend(escaped.map(Secret::from));
+    forms
+}
+
+/// Redacts the secrets in a text, except very short ones, which occur in other values as well.
 fn redact<'a>(secrets: &[Secret], text: &'a str) -> Cow<'a, str> {
     let mut redacted = Cow::Borrowed(text);
     for secret in secrets {
-        if redacted.contains(secret.reveal()) {
+        if secret.reveal().len() >= REDACTED_BYTES_MIN && redacted.contains(secret.reveal()) {
             redacted = Cow::Owned(redacted.replace(secret.reveal(), REDACTED));
         }
     }

@@ -22,8 +22,8 @@ pub(super) struct Exchanged {
 pub(super) enum Health {
     /// The outcome decides.
     OfOutcome,
-    /// The service is healthy, whatever the outcome is.
-    Healthy,
+    /// It has refused a credential, and there is no other one.
+    NoToken,
     /// Nothing: complete-by passed before the service had sufficient time to answer.
     CutShort,
 }
@@ -87,7 +87,7 @@ impl Exchanged {
             (Health::OfOutcome, Outcome::Transient { .. } | Outcome::Unknown { .. }) => {
                 Judged::Failure(self)
             }
-            (Health::Healthy, _)
+            (Health::NoToken, _)
             | (
                 Health::OfOutcome,
                 Outcome::Success { .. }

@@ -235,6 +235,16 @@ impl Base {
             source,
         })?;
         let invalid = |why: &str| LoadError::invalid("baseUrl", format!("{text:?} {why}"));
+        // The URL is not quoted: it has a password.
+        let authority = text.split("://").nth(1).unwrap_or(&text);
+        if authority
+            .split('/')
+            .next()
+            .is_some_and(|it| it.contains('@'))
+        {
+            let why = "contains a login: use `auth`";
+            return Err(LoadError::invalid("baseUrl", why));
+        }
         if text.contains(['?', '#']) {
             return Err(invalid("has a query or a fragment"));
         }
@@ -245,9 +255,6 @@ impl Base {
         };
         if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
             return Err(invalid("is neither http nor https"));
-        }
-        if authority.as_str().contains('@') {
-            return Err(invalid("contains a user; use a header"));
         }
         let path = parts
             .path_and_query
@@ -444,10 +451,11 @@ fn refuse_credential(
     value: &Text,
 ) -> Result<(), LoadError> {
     let is_of_environment = template.contains("${");
-    if is_of_environment || (CREDENTIAL_HEADERS.contains(&name.as_str()) && value.is_fixed()) {
+    let is_literal = value.is_fixed() || has_literal_besides_scheme(template);
+    if is_of_environment || (CREDENTIAL_HEADERS.contains(&name.as_str()) && is_literal) {
         let what = match is_of_environment {
             true => "`${...}` is not replaced in this file",
-            false => "holds a credential, which everybody who may read this file would know",
+            false => "holds a credential, visible to everyone who can read this file",
         };
         return Err(LoadError::invalid(
             key,
@@ -459,6 +467,21 @@ fn refuse_credential(
         ));
     }
     Ok(())
+}
+
+/// Whether a template has more literal text than the name of a scheme: `Bearer {{input.token}}`.
+fn has_literal_besides_scheme(template: &str) -> bool {
+    let parts = template.split("{{").enumerate();
+    let literals = parts.map(|(index, part)| match index {
+        0 => part,
+        _ => part.split_once("}}").map_or("", |(_, literal)| literal),
+    });
+    let literals: Vec<&str> = literals.flat_map(str::split_whitespace).collect();
+    match literals[..] {
+        [] => false,
+        [scheme] => !scheme.bytes().all(|byte| byte.is_ascii_alphabetic()),
+        _ => true,
+    }
 }
 
 pub(super) fn header_name(key: &str, name: &str) -> Result<HeaderName, LoadError> {

@@ -41,11 +41,11 @@ impl RedirectsConfig {
         if !(1..=REDIRECTS_MAX).contains(&self.max) {
             return Err(LoadError::invalid("redirects.max", "must be from 1 to 10"));
         }
-        let is_host = |host: &&String| {
+        let is_malformed = |host: &&String| {
             let authority = host.parse::<hyper::http::uri::Authority>();
             !authority.is_ok_and(|it| !it.as_str().contains('@') && !it.host().is_empty())
         };
-        match self.hosts.iter().find(is_host) {
+        match self.hosts.iter().find(is_malformed) {
             Some(host) => Err(LoadError::invalid(
                 "redirects.hosts",
                 format!("{host:?} is not a host, or a host and a port"),

@@ -149,7 +149,7 @@ impl HttpAgent {
         let request = self.plan.render(plan, &Scope::new(&call.request, &key));
         let request = request.map_err(TrialError::Render)?;
         let began = Instant::now();
-        let sent = match self.auth.credential().await {
+        let sent = match self.auth.credential(call.deadline).await {
             Ok(credential) => self.send_authenticated(request, credential, call).await,
             Err(error) => Err(error),
         };

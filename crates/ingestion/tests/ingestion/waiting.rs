@@ -178,6 +178,8 @@ async fn a_wait_needs_the_scope_read_and_finds_only_operations_of_its_tenant() {
     let accepted = guarded.post("acme", OPERATIONS, order("o-1", 1));
     let accepted = accepted.send().await.unwrap();
     let path = location(&accepted);
+    let (status, _) = within(guarded.get("acme", &path)).await;
+    assert_eq!(status, 200);
     let (status, _) = within(guarded.get("zeta", &format!("{path}&{LONG}"))).await;
     assert_eq!(status, 404);
     guarded.setup.ingestion.shutdown().await;

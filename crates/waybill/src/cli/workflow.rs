@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::Subcommand;
 use serde::Serialize;
 use waybill_agent::http::NeededInputs;
@@ -87,7 +88,14 @@ impl WorkflowCommand {
                 let workflows = load_workflow(file)?;
                 let mut offline = BTreeMap::new();
                 for path in agents {
-                    offline.extend(load_agents_file(path, config, &workflows)?.offline);
+                    for (name, agent) in load_agents_file(path, config, &workflows)?.offline {
+                        if offline.insert(name.clone(), agent).is_some() {
+                            bail!(
+                                "{}: agent {name} is in an earlier file, too",
+                                path.display()
+                            );
+                        }
+                    }
                 }
                 let report = cases.run(workflows, offline)?;
                 Ok(Findings {

@@ -20,11 +20,11 @@ use futures_util::future::{BoxFuture, Shared, ready};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
 use serde::Deserialize;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use waybill_config::Secret;
 use waybill_tls::{ClientTls, SecretFile};
 
-use super::{ClientAuth, Oauth2Config, redact, sensitive};
+use super::{ClientAuth, Oauth2Config, forms_of, redact, sensitive};
 use crate::http::LoadError;
 use crate::http::client::{OneShot, SendError};
 use crate::http::plan::is_this_machine;
@@ -37,6 +37,8 @@ const FAILURE_COUNTS_FOR: Duration = Duration::from_secs(1);
 const RENEWAL_INTERVAL_MIN: Duration = Duration::from_secs(10);
 /// The lifetime of a token without `expires_in`.
 const LIFETIME_DEFAULT: Duration = Duration::from_secs(300);
+/// The shortest lifetime of a token, so that not every call requests one.
+const LIFETIME_MIN: Duration = Duration::from_secs(1);
 /// The longest lifetime of a token.
 const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest time between the renewal of a token and its expiry.
@@ -175,10 +177,8 @@ impl Endpoint {
             HeaderValue::from_static("application/x-www-form-urlencoded"),
         );
         match self.client_auth {
-            // Both parts are encoded before they are joined (RFC 6749, section 2.3.1).
             ClientAuth::Basic => {
-                let [id, secret] = [&self.client_id, secret.reveal()].map(percent_encoded);
-                let login = BASE64_STANDARD.encode(format!("{id}:{secret}"));
+                let login = self.login(secret);
                 headers.insert(AUTHORIZATION, sensitive(format!("Basic {login}")));
             }
             ClientAuth::Body => {
@@ -188,6 +188,19 @@ impl Endpoint {
         }
         *request.body_mut() = form.into();
         request
+    }
+
+    /// The login, whose parts are encoded before they are joined (RFC 6749, section 2.3.1).
+    fn login(&self, secret: &Secret) -> String {
+        let [id, secret] = [&self.client_id, secret.reveal()].map(percent_encoded);
+        BASE64_STANDARD.encode(format!("{id}:{secret}"))
+    }
+
+    /// The texts in which the endpoint may repeat the secret.
+    fn secrets(&self, secret: &Secret) -> Vec<Secret> {
+        let encoded = [percent_encoded(secret.reveal()), self.login(secret)];
+        let encoded = encoded.into_iter().map(Secret::from);
+        forms_of(secret).into_iter().chain(encoded).collect()
     }
 }
 
@@ -208,7 +221,7 @@ impl TokenSource {
     }
 
     /// A token that has not expired.
-    pub(super) async fn token(&self) -> Result<Arc<Token>, TokenError> {
+    pub(super) async fn token(&self, until: Instant) -> Result<Arc<Token>, TokenError> {
         let fetch = {
             let mut state = self.0.state();
             let now = Instant::now();
@@ -221,7 +234,7 @@ impl TokenSource {
                 Some(_) | None => self.0.fetch(&mut state),
             }
         };
-        fetch.await
+        self.0.fetched(fetch, until).await
     }
 
     /// Replaces a token that the service has refused. Returns `None` if the refused token is itself
@@ -229,6 +242,7 @@ impl TokenSource {
     pub(super) async fn renew(
         &self,
         refused: &Arc<Token>,
+        until: Instant,
     ) -> Result<Option<Arc<Token>>, TokenError> {
         let fetch = {
             let mut state = self.0.state();
@@ -246,7 +260,7 @@ impl TokenSource {
             }
             self.0.fetch(&mut state)
         };
-        fetch.await.map(Some)
+        self.0.fetched(fetch, until).await.map(Some)
     }
 }
 
@@ -272,6 +286,12 @@ impl Source {
         let fetch = fetch.boxed().shared();
         state.fetch = Some(fetch.clone());
         fetch
+    }
+
+    /// The result of a request for a token, if there is one until that time.
+    async fn fetched(&self, fetch: Fetch, until: Instant) -> Result<Arc<Token>, TokenError> {
+        let late = |_| self.error("it did not answer before complete-by");
+        timeout_at(until, fetch).await.map_err(late)?
     }
 
     fn error(&self, why: impl Into<String>) -> TokenError {
@@ -304,23 +324,23 @@ impl Source {
             .body
             .map_err(|_| self.error("its response is too large, or incomplete"))?;
         if answer.head.status != StatusCode::OK {
-            let reason = reason(&body, &secret);
+            let reason = reason(&body, &self.endpoint.secrets(&secret));
             return Err(self.error(format!("it answered {}{reason}", answer.head.status)));
         }
         let granted: Granted = serde_json::from_slice(&body)
             // The parser's message could quote the token.
-            .map_err(|_| self.error("its response is not that of a token endpoint"))?;
+            .map_err(|_| self.error("its response is invalid"))?;
         if !granted.token_type.eq_ignore_ascii_case("bearer") {
-            return Err(self.error("it issues tokens of another type than Bearer"));
+            return Err(self.error("its token type is not Bearer"));
         }
         let text = granted.access_token.reveal();
         if text.is_empty() || !text.bytes().all(|byte| (b'!'..=b'~').contains(&byte)) {
-            return Err(self.error("its token is not one"));
+            return Err(self.error("its access token is empty or has invalid characters"));
         }
         let lifetime = granted
             .expires_in
             .map_or(LIFETIME_DEFAULT, Seconds::duration);
-        let lifetime = lifetime.min(LIFETIME_MAX);
+        let lifetime = lifetime.clamp(LIFETIME_MIN, LIFETIME_MAX);
         let expires_at = fetched + lifetime;
         Ok(Token {
             secret: granted.access_token,
@@ -387,21 +407,23 @@ struct Granted {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Seconds {
-    Number(u64),
+    Number(f64),
     Text(String),
 }
 
 impl Seconds {
     fn duration(self) -> Duration {
         match self {
-            Self::Number(seconds) => Duration::from_secs(seconds),
+            Self::Number(seconds) => {
+                Duration::try_from_secs_f64(seconds).unwrap_or(LIFETIME_DEFAULT)
+            }
             Self::Text(text) => text.parse().map_or(LIFETIME_DEFAULT, Duration::from_secs),
         }
     }
 }
 
-/// The reason in a refusal (RFC 6749, section 5.2), without the secret, which was sent encoded.
-fn reason(body: &[u8], secret: &Secret) -> String {
+/// The reason in a refusal (RFC 6749, section 5.2), without the secrets.
+fn reason(body: &[u8], secrets: &[Secret]) -> String {
     #[derive(Deserialize)]
     struct Refusal {
         error: String,
@@ -417,8 +439,7 @@ fn reason(body: &[u8], secret: &Secret) -> String {
         reason.push_str(", ");
         reason.push_str(&refusal.error_description);
     }
-    let encoded = Secret::from(percent_encoded(secret.reveal()));
-    let reason = redact(&[secret.clone(), encoded], &reason);
+    let reason = redact(secrets, &reason);
     let visible = reason.chars().filter(|character| !character.is_control());
     let mut bytes = 0;
     visible

@@ -27,7 +27,7 @@ fn invalid_agents_are_refused_at_load() {
         (one("baseUrl: http://h"), "request"),
         (one(&format!("baseUrl: h\n{PUT}")), "baseUrl"),
         (one(&format!("baseUrl: ftp://h\n{PUT}")), "http"),
-        (one(&format!("baseUrl: http://u:p@h\n{PUT}")), "user"),
+        (one(&format!("baseUrl: http://u:p@h\n{PUT}")), "login"),
         (one(&format!("baseUrl: http://h?x\n{PUT}")), "query"),
         (
             one(&format!("baseUrl: 'http://{{other}}'\n{PUT}")),

@@ -75,6 +75,19 @@ fn unknown_and_unsuitable_variables_are_refused_at_load_with_their_line() {
             9,
         ),
         (
+            format!(
+                "baseUrl: http://h\n{}\n  headers:\n    Authorization: 'Bearer abc{{{{input.x?}}}}'",
+                put("/")
+            ),
+            "holds a credential",
+            9,
+        ),
+        (
+            format!("baseUrl: http://user:hunter2@h\n{PUT}"),
+            "`baseUrl`: contains a login",
+            4,
+        ),
+        (
             format!("baseUrl: 'http://{{{{input.host}}}}'\n{PUT}"),
             "`{{input.host}}` is an unknown variable",
             4,
@@ -89,6 +102,7 @@ fn unknown_and_unsuitable_variables_are_refused_at_load_with_their_line() {
         let error = loaded.err().unwrap_or_else(|| panic!("{yaml}"));
         let message = chain(&error);
         assert!(message.contains(expected), "{yaml}\n{message}");
+        assert!(!message.contains("hunter2"), "{message}");
         assert_eq!(error.line(&yaml), Some(line), "{yaml}\n{message}");
     }
 }
