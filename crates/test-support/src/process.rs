@@ -28,7 +28,7 @@ impl Process {
         announces: &[&str],
         log: &Path,
     ) -> (Self, HashMap<String, SocketAddr>) {
-        without_test_variables(&mut command);
+        without_variables(&mut command);
         let log_file = OpenOptions::new().create(true).append(true).open(log);
         command
             .stdout(Stdio::piped())
@@ -107,10 +107,11 @@ impl Drop for Process {
     }
 }
 
-/// Removes the variables for tests, because the program refuses unknown variables with its prefix.
-pub fn without_test_variables(command: &mut Command) -> &mut Command {
+/// Removes the variables that this test inherited: those of Waybill would configure the program, and
+/// it refuses those of tests.
+pub fn without_variables(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("WAYBILL_TEST_") {
+        if name.to_string_lossy().starts_with("WAYBILL_") {
             command.env_remove(name);
         }
     }

@@ -11,7 +11,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::Value;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const RECORDS: usize = 300;
@@ -22,7 +22,7 @@ const SHORT: &str = "kept";
 
 fn waybill(data: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command);
+    without_variables(&mut command);
     command.args(arguments).arg("--data-dir").arg(data);
     command.args(["--broker-listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
     command

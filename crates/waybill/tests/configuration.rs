@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use waybill_config::{Environment, load};
 use waybill_node::config::Config;
-use waybill_test_support::process::without_disk_warning;
+use waybill_test_support::process::{without_disk_warning, without_variables};
 
 fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../waybill.example.yaml")
@@ -608,12 +608,7 @@ fn waybill(arguments: &[&str]) -> Output {
 
 /// The program without Waybill's environment variables.
 fn command(arguments: &[&str]) -> Command {
-    let ours = std::env::vars_os().map(|(name, _)| name);
-    let ours = ours.filter(|name| name.to_string_lossy().starts_with("WAYBILL_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    ours.for_each(|name| {
-        command.env_remove(name);
-    });
-    command.args(arguments);
+    without_variables(&mut command).args(arguments);
     command
 }

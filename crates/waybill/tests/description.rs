@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 /// The version on Python's package index. Other versions may generate other requests.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
@@ -180,7 +180,7 @@ fn up(
 
 fn waybill() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command);
+    without_variables(&mut command);
     command
 }
 

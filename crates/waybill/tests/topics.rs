@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 use waybill_test_support::clock;
 use waybill_test_support::clock::Clock;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -60,7 +60,7 @@ impl Setup {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        without_test_variables(&mut command);
+        without_variables(&mut command);
         command.args(arguments).args(["--brokers", &self.brokers]);
         command.env("WAYBILL_KAFKA__TOPIC_PREFIX", &self.prefix);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -376,7 +376,7 @@ fn all_ports_in_use_are_named_and_nothing_is_created() {
     let [http, services] = taken.each_ref().map(|it| it.local_addr().unwrap());
     let data = dir.path().join("data");
     let mut up = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut up);
+    without_variables(&mut up);
     up.args(["up", "--admin", "127.0.0.1:0"]);
     up.args(["--broker-listen", "127.0.0.1:0"]);
     up.args(["--http", &http.to_string()]);

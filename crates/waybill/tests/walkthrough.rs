@@ -11,9 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use waybill_test_support::process::{
-    Process, log_tail, without_disk_warning, without_test_variables,
-};
+use waybill_test_support::process::{Process, log_tail, without_disk_warning, without_variables};
 
 /// The time limit for an output. Generous, because it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -260,7 +258,7 @@ impl Setup {
     fn run(&self, command: &str) -> String {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut shell = Command::new("bash");
-        without_test_variables(&mut shell)
+        without_variables(&mut shell)
             .args(["-c", &self.as_here(command)])
             .current_dir(&self.root)
             .env("PATH", format!("{}:{path}", self.dir.path().display()));

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use waybill_test_support::process::without_variables;
 
 const WORKFLOW: &str = "\
 name: errand
@@ -115,9 +116,8 @@ fn a_case_that_fails_ends_with_1_and_an_invalid_file_with_2() {
 
 /// Runs `waybill workflow test` at the root of the repository: its exit code and all its output.
 fn test(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_waybill"))
+    let output = command(&["workflow", "test"])
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
-        .args(["workflow", "test"])
         .args(arguments)
         .output()
         .unwrap();
@@ -347,12 +347,7 @@ fn check(files: &[&Path], agents: &[&Path]) -> (Option<i32>, String) {
 /// The program without Waybill's environment variables.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("WAYBILL_") {
-            command.env_remove(name);
-        }
-    }
-    command.args(arguments);
+    without_variables(&mut command).args(arguments);
     command
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 /// A running broker. Dropping it kills it and the processes started with it.
 pub struct Setup {
@@ -56,7 +56,7 @@ impl Setup {
     /// Runs a check to its end.
     pub fn check(&self, arguments: &[&str]) -> Checked {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        let output = without_test_variables(&mut command)
+        let output = without_variables(&mut command)
             .args(["agent-check", "--output", "json", "--brokers"])
             .arg(self.broker.to_string())
             .args(arguments)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 
 use crate::kept::{Sample, python};
 use crate::setup::Setup;
@@ -116,7 +116,7 @@ fn installation() -> (Setup, std::path::PathBuf) {
 
 fn waybill(setup: &Setup, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command)
+    without_variables(&mut command)
         .args(arguments)
         .arg("--config")
         .arg(setup.dir.path().join("waybill.yaml"))

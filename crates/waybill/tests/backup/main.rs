@@ -16,7 +16,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::json;
 use uuid::Uuid;
 use waybill_test_support::process::Process;
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 use waybill_test_support::setup::{Setup, delivery};
 use waybill_test_support::supervision;
 use waybill_test_support::supervision::setting::Setting;
@@ -59,7 +59,7 @@ fn up(setup: &mut Setup) -> Process {
 
 fn waybill(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command).args(arguments);
+    without_variables(&mut command).args(arguments);
     command.output().unwrap()
 }
 

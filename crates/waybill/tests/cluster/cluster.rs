@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 use waybill_test_support::drop_keyspace;
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 use waybill_test_support::supervision::ends::Ends;
 
@@ -155,7 +155,7 @@ impl Cluster {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let config = self.write_config();
         let mut command = Command::new(&self.program);
-        without_test_variables(&mut command);
+        without_variables(&mut command);
         command.envs(self.env.iter().cloned());
         command.args(arguments).arg("--config").arg(config);
         command.args(["--admin", "127.0.0.1:0"]);

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use waybill_config::{Environment, load};
 use waybill_kafka::{Admin, KafkaSettings};
 use waybill_node::config::Config;
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 use waybill_test_support::setup::{PATIENCE, Setup};
 
 use crate::PARTITIONS;
@@ -167,7 +167,7 @@ impl Site {
         let file = dir.path().join("waybill.yaml");
         std::fs::write(&file, config.to_string()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        without_test_variables(&mut command);
+        without_variables(&mut command);
         command.args(arguments).arg("--config").arg(file);
         command.arg("--data-dir").arg(dir.path().join("data"));
         command.args(["--admin", "127.0.0.1:0", "--http", "127.0.0.1:0"]);

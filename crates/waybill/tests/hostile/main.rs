@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use waybill_test_support::memory::MemoryLimit;
-use waybill_test_support::process::{Process, without_test_variables};
+use waybill_test_support::process::{Process, without_variables};
 
 /// The time limit of all waits: it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -84,7 +84,7 @@ fn make_tokens(tokens: &[(&str, &str, &str)], file: &Path) -> HashMap<String, St
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.args(["token", "create", "--name", name]);
         command.args(["--scopes", scopes, "--tenant", tenant]);
-        let output = without_test_variables(&mut command).output().unwrap();
+        let output = without_variables(&mut command).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         entries.extend(output.stdout);
         let token = String::from_utf8(output.stderr).unwrap();

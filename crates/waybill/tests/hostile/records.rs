@@ -175,7 +175,7 @@ async fn an_id_with_invisible_characters_is_refused_and_never_shown_as_it_is() {
         let mut run = Command::new(env!("CARGO_BIN_EXE_waybill"));
         run.args(command).arg("--brokers");
         run.arg(site.address("broker").to_string());
-        let output = without_test_variables(&mut run).output().unwrap();
+        let output = without_variables(&mut run).output().unwrap();
         assert!(output.status.success(), "{command:?}: {output:?}");
         let shown = String::from_utf8(output.stdout).unwrap();
         assert!(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 /// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -117,7 +117,7 @@ impl Setup {
         let (program, http) = (env!("CARGO_BIN_EXE_waybill"), self.addresses["http"]);
         let command = format!("{program} ops {line} --http {http}");
         let mut script = Command::new("script");
-        without_test_variables(&mut script)
+        without_variables(&mut script)
             .env("NO_COLOR", no_color)
             .args(["--quiet", "--return", "--command", &command, "/dev/null"])
             .stdin(Stdio::piped())
@@ -246,7 +246,7 @@ impl Ran {
 }
 
 pub fn run(arguments: &[&str]) -> Ran {
-    let output = without_test_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
+    let output = without_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
         .arg("ops")
         .args(arguments)
         .env("USER", "kim")

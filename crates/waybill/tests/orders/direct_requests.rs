@@ -16,7 +16,7 @@ use waybill_engine::{
     StatusKind, Timestamp, partition_for,
 };
 use waybill_messages::Record as _;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 use crate::shop::{PATIENCE, get, root, wait_until};
 
@@ -39,7 +39,7 @@ impl Setup {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        without_test_variables(&mut command)
+        without_variables(&mut command)
             .current_dir(root())
             .arg("up")
             .arg("--data-dir")

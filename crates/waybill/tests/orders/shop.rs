@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 use waybill_test_support::ports::free_address;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 use crate::postgres::Postgres;
 
@@ -213,7 +213,7 @@ impl Shop {
 
     fn waybill(&self, role: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        without_test_variables(&mut command)
+        without_variables(&mut command)
             .current_dir(root())
             .args([role, "--config", "examples/orders/waybill.yaml"])
             .args(["--services", &self.services.to_string()])

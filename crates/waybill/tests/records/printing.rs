@@ -7,7 +7,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{Offset as At, TopicPartitionList};
 use serde_json::{Value, json};
 use waybill_messages::RECORD_SCHEMAS;
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 
 use crate::setup::*;
 
@@ -207,7 +207,7 @@ fn unreachable_brokers_and_invalid_arguments_are_errors() {
         &["dlq", "list"],
         &["topics", "verify"],
     ] {
-        let output = without_test_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
+        let output = without_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
             .args(command)
             .args(["--brokers", &away])
             .output()

@@ -20,7 +20,7 @@ use waybill_engine::{
 use waybill_messages::DeadLetter;
 use waybill_messages::Record as _;
 use waybill_messages::headers::Stage;
-use waybill_test_support::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_variables};
 
 /// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -162,7 +162,7 @@ impl Setup {
 
     pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        without_test_variables(&mut command)
+        without_variables(&mut command)
             .args(arguments.split_whitespace())
             .args(["--brokers", &self.address.to_string()])
             .stdin(Stdio::null());

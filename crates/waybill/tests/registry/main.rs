@@ -28,7 +28,7 @@ fn with_registry(stub: &Stub, more: &str) -> String {
 fn waybill(config: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     command.args(arguments).arg("--config").arg(config);
-    waybill_test_support::process::without_test_variables(&mut command);
+    waybill_test_support::process::without_variables(&mut command);
     command.output().expect("the program was built")
 }
 

@@ -11,6 +11,7 @@ use std::time::Instant;
 use reqwest::Client;
 use sha2::{Digest as _, Sha256};
 use waybill_test_support::certificate::Certificate;
+use waybill_test_support::process::without_variables;
 
 use super::PATIENCE;
 use super::jwt::Signing;
@@ -256,11 +257,7 @@ fn output(command: &mut Command) -> Done {
 /// The program without Waybill's environment variables.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("WAYBILL_") {
-            command.env_remove(name);
-        }
-    }
+    without_variables(&mut command);
     command
 }
 

@@ -14,7 +14,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 use waybill_engine::{OperationId, PartitionId, partition_for};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
-use waybill_test_support::process::{Process, without_test_variables};
+use waybill_test_support::process::{Process, without_variables};
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 use crate::{HIGH_PRIORITY, REQUESTS, checkpoint, deliver_all, is_remote, restart, schedulers};
@@ -455,7 +455,7 @@ fn admin(setup: &Setup) -> AdminClient<DefaultClientContext> {
 /// Runs `waybill doctor` to its end.
 fn doctor(setup: &Setup) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command);
+    without_variables(&mut command);
     command.envs(setup.env.iter().cloned());
     command.args(["doctor", "--output", "json", "--config"]);
     command.arg(setup.path("waybill.yaml"));

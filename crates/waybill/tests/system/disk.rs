@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 use waybill_test_support::process::Process;
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 use waybill_test_support::setup::{Setup, delivery};
 
 use crate::is_remote;
@@ -159,7 +159,7 @@ async fn readiness(setup: &Setup) -> String {
 
 fn doctor(setup: &Setup) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    let ran = without_test_variables(&mut command)
+    let ran = without_variables(&mut command)
         .args(["doctor", "--config"])
         .arg(setup.path("waybill.yaml"))
         .args(["--admin", &setup.address("admin").to_string()])

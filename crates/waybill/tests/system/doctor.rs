@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use waybill_test_support::process::{without_disk_warning, without_test_variables};
+use waybill_test_support::process::{without_disk_warning, without_variables};
 use waybill_test_support::setup::{Setup, delivery};
 
 const DELIVERIES: usize = 12;
@@ -242,7 +242,7 @@ async fn check_start_and_doctor_name_an_agent_without_a_process() {
     );
     std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
     let mut check = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut check);
+    without_variables(&mut check);
     check
         .args(["config", "check"])
         .arg(setup.path("waybill.yaml"));
@@ -361,7 +361,7 @@ pub(crate) fn run(setup: &Setup, arguments: &[&str]) -> Output {
 /// Runs a command to its end.
 fn plain(setup: &Setup, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command);
+    without_variables(&mut command);
     command.envs(setup.env.iter().cloned());
     command.args(arguments);
     command.arg("--config").arg(setup.path("waybill.yaml"));

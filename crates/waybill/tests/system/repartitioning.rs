@@ -10,7 +10,7 @@ use rdkafka::consumer::Consumer as _;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use waybill_engine::partition_for;
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 use crate::shards::{cancel, deliver_and_cancel};
@@ -382,7 +382,7 @@ fn goes_on(changing: &mut Child) {
 /// A `waybill topics …` command.
 fn command(setup: &Setup, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command);
+    without_variables(&mut command);
     command.envs(setup.env.iter().cloned());
     command.arg("topics").args(arguments);
     command.arg("--config").arg(setup.path("waybill.yaml"));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
-use waybill_test_support::process::without_test_variables;
+use waybill_test_support::process::without_variables;
 use waybill_test_support::setup::{Setup, delivery};
 
 use crate::fairness::send;
@@ -236,7 +236,7 @@ fn shards(setup: &Setup, arguments: &[&str]) -> Value {
 
 fn command(setup: &Setup, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-    without_test_variables(&mut command);
+    without_variables(&mut command);
     command.envs(setup.env.iter().cloned());
     command.arg("shards").args(arguments);
     command.args(["--admin", &setup.address("admin").to_string()]);
