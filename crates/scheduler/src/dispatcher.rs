@@ -27,6 +27,7 @@ use waybill_telemetry::chain;
 
 use self::refused::RefusedSteps;
 use super::SchedulerSettings;
+use super::dead_letters::{DEAD_LETTERS_MAX, InFlight, Place};
 use super::incoming::Inputs;
 use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
@@ -69,6 +70,7 @@ pub(super) struct Dispatcher {
     dead_requests: ByPriority<String>,
     dead_replies: String,
     dead_recoveries: String,
+    dead_letters: InFlight,
     partitions: u32,
     step_partitions: u32,
     publish_step_status: bool,
@@ -120,6 +122,7 @@ impl Dispatcher {
             }),
             dead_replies: Topics::dead_letter(topics.step_replies()),
             dead_recoveries: Topics::dead_letter(topics.recovery()),
+            dead_letters: InFlight::new(DEAD_LETTERS_MAX),
             partitions,
             step_partitions: settings.step_partitions,
             publish_step_status: settings.publish_step_status,
@@ -532,7 +535,11 @@ impl Dispatcher {
             Source::Replies => &self.dead_replies,
             Source::Recoveries => &self.dead_recoveries,
         };
-        let settlement = Self::unless_hopeless(dead_letters, settlement);
+        let Some(place) = self.dead_letters.place(self.wait_until) else {
+            let code = ErrorCode::QueueFull;
+            return settlement.fail(ProduceError::Refused { code });
+        };
+        let settlement = Self::dead_letter_settlement(dead_letters, place, settlement);
         let dead_letter = OutRecord {
             topic: dead_letters,
             partition: from,
@@ -543,17 +550,24 @@ impl Dispatcher {
         self.enqueue(&dead_letter, &settlement);
     }
 
-    /// The settlement of a record that counts as sent if the broker would refuse it for ever: an
-    /// undeliverable dead letter must not hold up the partition. The original record stays where it
-    /// is for as long as its topic keeps it.
-    fn unless_hopeless(topic: &str, settlement: &Arc<Settlement>) -> Arc<Settlement> {
+    /// The settlement of a dead letter, which frees its place. It counts as sent if the broker would
+    /// refuse it for ever: an undeliverable dead letter must not hold up the partition. The original
+    /// record stays where it is for as long as its topic keeps it.
+    fn dead_letter_settlement(
+        topic: &str,
+        place: Place,
+        settlement: &Arc<Settlement>,
+    ) -> Arc<Settlement> {
         let (topic, settlement) = (topic.to_owned(), settlement.clone());
-        Settlement::new(1, move |settled| match settled {
-            Ok(()) => count_as_sent(&settlement),
-            Err(error) if error.is_permanent() => {
-                Self::unsendable(&topic, None, &error, &settlement);
+        Settlement::new(1, move |settled| {
+            drop(place);
+            match settled {
+                Ok(()) => count_as_sent(&settlement),
+                Err(error) if error.is_permanent() => {
+                    Self::unsendable(&topic, None, &error, &settlement);
+                }
+                Err(error) => settlement.fail(error),
             }
-            Err(error) => settlement.fail(error),
         })
     }
 

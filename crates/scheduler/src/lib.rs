@@ -14,6 +14,7 @@ mod config;
 mod consumers;
 pub mod control;
 mod credit;
+mod dead_letters;
 mod decode;
 mod dispatcher;
 mod driver;

@@ -21,6 +21,10 @@ use waybill_messages::DEAD_LETTER_BYTES_MAX;
 
 use super::state::State;
 
+/// How many replies and dead letters may wait for their acknowledgement. While it is reached, no
+/// requests are read. A dead letter takes about two kilobytes, its record perhaps a few bytes.
+const QUEUE_RECORDS_MAX: u32 = 10_000;
+
 /// A record to send.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -94,6 +98,7 @@ impl Outbox {
         let mut options = ProducerOptions::new(client_id);
         "waybill-agents".clone_into(&mut options.metrics_name);
         options.message_bytes_max = DEAD_LETTER_BYTES_MAX;
+        options.queue_records_max = QUEUE_RECORDS_MAX;
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
             state,

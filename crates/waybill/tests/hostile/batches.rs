@@ -1,5 +1,7 @@
 //! Compressed batches, written straight to the program's topics.
 
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use waybill_test_support::batches as handmade;
 use waybill_test_support::bombs::{CODECS, assert_refused, producer, send};
 
@@ -83,4 +85,40 @@ async fn a_record_whose_parts_do_not_fill_it_is_refused() {
         assert_eq!(code, INVALID_RECORD);
     }
     site.deliver("beside-lies").await;
+}
+
+/// Their dead letters take far more memory than they do.
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_dead_letters_take_little_memory() {
+    const RECORDS: u64 = 9_999;
+    const BATCHES: usize = 20;
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let site = Site::start_within(limit.as_ref());
+    site.ready().await;
+    let batch = handmade::batch(0, &handmade::tiny_records(RECORDS));
+    for topic in TOPICS.map(|topic| site.topic(topic)) {
+        for _ in 0..BATCHES {
+            let code = handmade::produce(site.address("broker"), &topic, &batch);
+            assert_eq!(code, 0, "{topic}");
+        }
+    }
+    site.deliver("beside-dead-letters").await;
+    let client: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", site.address("broker").to_string())
+        .create()
+        .unwrap();
+    let expected = i64::try_from(RECORDS).unwrap() * i64::try_from(BATCHES).unwrap();
+    for topic in TOPICS.map(|topic| format!("{}.dlq", site.topic(topic))) {
+        let deadline = Instant::now() + 4 * PATIENCE;
+        loop {
+            let (_, end) = client.fetch_watermarks(&topic, 0, PATIENCE).unwrap();
+            if end >= expected {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{topic}: {end} of {expected}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    drop(site);
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
