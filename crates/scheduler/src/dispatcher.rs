@@ -550,8 +550,8 @@ impl Dispatcher {
         self.enqueue(&dead_letter, &settlement);
     }
 
-    /// The settlement of a dead letter, which frees its place. It counts as sent if the broker would
-    /// refuse it for ever: an undeliverable dead letter must not hold up the partition. The original
+    /// The settlement of a dead letter, which frees its place. A dead letter that the broker would
+    /// refuse for ever counts as sent, because it must not hold up the partition. The original
     /// record stays where it is for as long as its topic keeps it.
     fn dead_letter_settlement(
         topic: &str,

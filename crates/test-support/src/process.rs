@@ -107,8 +107,8 @@ impl Drop for Process {
     }
 }
 
-/// Removes the variables that this test inherited: those of Waybill would configure the program, and
-/// it refuses those of tests.
+/// Removes the variables that this test inherited: those of Waybill would configure the program,
+/// and it refuses those of tests.
 pub fn without_variables(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("WAYBILL_") {
