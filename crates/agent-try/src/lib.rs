@@ -80,7 +80,7 @@ enum Asked {
 
 /// The result of the command.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Tried {
+pub struct TryResult {
     /// The text to print.
     pub text: String,
     /// Whether the request was only shown, or its outcome is a success.
@@ -93,14 +93,14 @@ impl AgentCommand {
     /// # Errors
     ///
     /// If a file cannot be read, no file has the agent, or its request cannot be made.
-    pub fn run(&self, files: &[PathBuf], variables: &Variables) -> anyhow::Result<Tried> {
+    pub fn run(&self, files: &[PathBuf], variables: &Variables) -> anyhow::Result<TryResult> {
         let Self::Try(arguments) = self;
         arguments.run(files, variables)
     }
 }
 
 impl TryArgs {
-    fn run(&self, files: &[PathBuf], variables: &Variables) -> anyhow::Result<Tried> {
+    fn run(&self, files: &[PathBuf], variables: &Variables) -> anyhow::Result<TryResult> {
         let (path, agent) = self.find(files)?;
         let request = self.request()?;
         let shown = agent.preview(&request, variables);
@@ -108,7 +108,7 @@ impl TryArgs {
         let mut text = request_text(&shown);
         if !self.send {
             text.push_str("\nNot sent: --send sends it.");
-            return Ok(Tried {
+            return Ok(TryResult {
                 text,
                 is_success: true,
             });
@@ -120,7 +120,7 @@ impl TryArgs {
         let sent = runtime.block_on(agent.send_once(request, variables, self.complete_by));
         let trial = sent.map_err(|error| with_place(error, path))?;
         text.push_str(&trial_text(&trial));
-        Ok(Tried {
+        Ok(TryResult {
             text,
             is_success: matches!(
                 trial.outcome,

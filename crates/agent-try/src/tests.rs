@@ -12,7 +12,7 @@ struct Line {
     command: AgentCommand,
 }
 
-fn run(line: &[&str], files: &[PathBuf]) -> anyhow::Result<Tried> {
+fn run(line: &[&str], files: &[PathBuf]) -> anyhow::Result<TryResult> {
     let line = ["agent", "try"].iter().chain(line);
     let Line { command } = Line::try_parse_from(line).unwrap();
     command.run(files, &Variables::default())

@@ -193,10 +193,12 @@ impl HttpAgent {
         if !sent.is_unauthorized() {
             return Ok(sent);
         }
-        Ok(match self.auth.another(&credential, call.deadline).await? {
-            Some(another) => self.send(request, Some(&another), call).await,
-            None => sent,
-        })
+        Ok(
+            match self.auth.replacement(&credential, call.deadline).await? {
+                Some(another) => self.send(request, Some(&another), call).await,
+                None => sent,
+            },
+        )
     }
 
     async fn send(

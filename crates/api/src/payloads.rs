@@ -18,8 +18,7 @@ pub const MASK: &str = "***";
 pub const NO_SCOPE: &str = "The token lacks the scope payload.";
 
 /// Why a payload that may have unknown sensitive fields is withheld.
-pub const NO_WORKFLOW: &str =
-    "This server does not know the workflow version, and so not which fields are sensitive.";
+pub const NO_WORKFLOW: &str = "This server does not have this version of the workflow, so it cannot tell which fields are sensitive.";
 
 /// How payloads of a workflow are shown.
 #[derive(Clone, Copy, Debug)]

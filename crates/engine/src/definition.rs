@@ -28,7 +28,7 @@ pub struct WorkflowDefinition {
     #[serde(default, deserialize_with = "optional_duration")]
     #[schemars(with = "DurationText")]
     pub deadline: Option<Duration>,
-    /// The fields of the input that no person sees: JSON pointers, at most 64. The API and the
+    /// The sensitive fields of the input: JSON pointers, at most 64. The API and the
     /// commands show `***` in their place.
     #[serde(default)]
     #[schemars(length(max = 64))]
@@ -176,7 +176,7 @@ pub struct StepDefinition {
     /// the step was requested.
     #[serde(default)]
     pub uses: Vec<String>,
-    /// The outputs that no person sees: JSON pointers, such as `/token`, at most 64.
+    /// The sensitive outputs: JSON pointers, such as `/token`, at most 64.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub sensitive: Vec<String>,

@@ -114,7 +114,7 @@ pub struct Step {
     pub probe: bool,
     /// The input fields that are fixed once the step was requested.
     pub uses: Vec<String>,
-    /// The outputs that no person sees, as JSON pointers.
+    /// The sensitive outputs, as JSON pointers.
     pub sensitive: Vec<String>,
 }
 
@@ -294,7 +294,7 @@ impl Workflow {
         self.deadline
     }
 
-    /// The fields of the input that no person sees, as JSON pointers.
+    /// The sensitive fields of the input, as JSON pointers.
     #[must_use]
     pub fn sensitive(&self) -> &[String] {
         &self.sensitive

@@ -12,7 +12,7 @@ use waybill_broker::{LogRepair, RepairError, repair_logs};
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_telemetry::visible::counted;
-use waybill_terminal::Written;
+use waybill_terminal::OutputArgs;
 
 use crate::connection::{names_of, until_reader_leaves};
 
@@ -37,7 +37,7 @@ pub struct RepairArgs {
     #[arg(long)]
     apply: bool,
     #[command(flatten)]
-    written: Written,
+    output: OutputArgs,
 }
 
 impl RepairArgs {
@@ -79,7 +79,7 @@ impl BrokerCommand {
         let mut out = io::stdout().lock();
         for repair in &found {
             let view = RepairView::new(repair, arguments.apply);
-            let text = arguments.written.text(&view)?;
+            let text = arguments.output.text(&view)?;
             until_reader_leaves(writeln!(out, "{text}").map_err(Into::into))?;
         }
         anyhow::ensure!(

@@ -34,8 +34,8 @@ pub(crate) fn mismatch(
     let differences = differences(&here, process);
     (!differences.is_empty()).then(|| {
         format!(
-            "the configuration here is not that of the process at {address}: pass its --config, or restart it if its \
-             files have changed ({})",
+            "this configuration differs from that of the process at {address}: pass that process's --config, or restart \
+             the process if its files have changed ({})",
             differences.join("; ")
         )
     })

@@ -14,16 +14,16 @@ use waybill_registry::Subject;
 use self::subjects::SubjectView;
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
-use waybill_terminal::Written;
+use waybill_terminal::OutputArgs;
 
 /// What to do with the schemas in the registry.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum SchemasCommand {
     /// Register missing schemas, unless the registry finds one of them incompatible with earlier
     /// versions; safe to repeat
-    Register(Written),
+    Register(OutputArgs),
     /// Report which schemas are registered, and whether the others could be; changes nothing
-    Check(Written),
+    Check(OutputArgs),
 }
 
 impl SchemasCommand {
@@ -44,23 +44,23 @@ impl SchemasCommand {
         let registry = registry.ok_or_else(lacking)?;
         let subjects = subjects_of(config)?;
         let runtime = runtime()?;
-        let (views, written) = runtime.block_on(async {
+        let (views, output) = runtime.block_on(async {
             match self {
-                Self::Register(written) => {
+                Self::Register(output) => {
                     let views = subjects::register(&registry, &subjects).await;
-                    (views, written)
+                    (views, output)
                 }
-                Self::Check(written) => (subjects::check(&registry, &subjects).await, written),
+                Self::Check(output) => (subjects::check(&registry, &subjects).await, output),
             }
         });
-        until_reader_leaves(print(written, &views?))
+        until_reader_leaves(print(output, &views?))
     }
 }
 
-fn print(written: Written, views: &[SubjectView]) -> anyhow::Result<()> {
+fn print(output: OutputArgs, views: &[SubjectView]) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     for view in views {
-        writeln!(out, "{}", written.text(view)?)?;
+        writeln!(out, "{}", output.text(view)?)?;
     }
     Ok(())
 }

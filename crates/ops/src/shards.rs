@@ -6,10 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde_json::json;
 use waybill_node::config::Config;
-use waybill_terminal::{Output, Written};
+use waybill_terminal::OutputArgs;
 use waybill_topology::shards::show::{LayoutView, Shards};
 use waybill_units::{duration_from_text, duration_to_text};
 
@@ -28,9 +28,9 @@ const ASK_EVERY: Duration = Duration::from_millis(300);
 pub enum ShardsCommand {
     /// Show the layout, and the owner and the progress of each shard, and what it waits for
     Show {
-        /// How it is written.
+        /// The output format.
         #[command(flatten)]
-        written: WrittenLayout,
+        output: OutputArgs,
     },
     /// Change the number of shards per partition without a stop, to a multiple of the current
     /// number, or to a divisor of it
@@ -41,20 +41,10 @@ pub enum ShardsCommand {
         /// Wait until every shard of the new layout has an owner, for at most this long
         #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
         wait: Duration,
-        /// How it is written.
+        /// The output format.
         #[command(flatten)]
-        written: WrittenLayout,
+        output: OutputArgs,
     },
-}
-
-/// The format of the layout.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct WrittenLayout {
-    #[command(flatten)]
-    written: Written,
-    /// The former name of `--output json`.
-    #[arg(long, hide = true, conflicts_with = "output")]
-    json: bool,
 }
 
 impl ShardsCommand {
@@ -64,13 +54,13 @@ impl ShardsCommand {
     ///
     /// If the process or the store is unavailable, or this number of shards is not possible.
     pub fn run(&self, config: &Config, admin: &AdminArgs) -> anyhow::Result<String> {
-        let (wanted, wait, written) = match *self {
-            Self::Show { written } => (None, Duration::ZERO, written),
+        let (wanted, wait, output) = match *self {
+            Self::Show { output } => (None, Duration::ZERO, output),
             Self::Set {
                 per_partition,
                 wait,
-                written,
-            } => (Some(per_partition), wait, written),
+                output,
+            } => (Some(per_partition), wait, output),
         };
         let until = Instant::now() + wait;
         let view = runtime()?.block_on(async {
@@ -87,11 +77,7 @@ impl ShardsCommand {
             }
             Ok(view)
         })?;
-        let WrittenLayout { mut written, json } = written;
-        if json {
-            written.output = Output::Json;
-        }
-        Ok(written.text(&view)?.trim_end().to_owned())
+        Ok(output.text(&view)?.trim_end().to_owned())
     }
 }
 

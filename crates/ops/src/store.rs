@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use waybill_config::ConfigError;
 use waybill_node::config::Config;
-use waybill_terminal::Written;
+use waybill_terminal::OutputArgs;
 
 use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
@@ -17,7 +17,7 @@ pub enum StoreCommand {
     /// Create the keyspace and the tables that are missing; safe to repeat
     Migrate,
     /// Report the servers, and whether their store is usable; changes nothing
-    Check(Written),
+    Check(OutputArgs),
 }
 
 impl StoreCommand {
@@ -38,11 +38,11 @@ impl StoreCommand {
                 runtime.block_on(backend.migrate())?;
                 print_line(&format!("ok: {} is usable", backend.place()))
             }
-            Self::Check(written) => {
+            Self::Check(output) => {
                 let Some(report) = runtime.block_on(backend.check())? else {
                     return Ok(());
                 };
-                print_line(&written.text(&report)?)?;
+                print_line(&output.text(&report)?)?;
                 match report.problems.into_iter().find(|it| it.is_fatal) {
                     Some(fatal) => Err(fatal).context("the store is unusable"),
                     None => Ok(()),

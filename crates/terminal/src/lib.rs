@@ -8,5 +8,5 @@ mod output;
 mod table;
 
 pub use color::{ColorArgs, Tone};
-pub use output::{Bytes, NOTHING, Output, ShownHeader, Written, time};
+pub use output::{Bytes, NOTHING, Output, OutputArgs, ShownHeader, time};
 pub use table::{Column, Table, report_left_out, terminal_width};

@@ -37,13 +37,13 @@ impl Output {
 
 /// The format of the findings of a check.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct Written {
+pub struct OutputArgs {
     /// The output format; JSON is one object per line
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     pub output: Output,
 }
 
-impl Written {
+impl OutputArgs {
     /// The finding as JSON, or as text of one line or more.
     ///
     /// # Errors

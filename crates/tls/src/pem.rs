@@ -46,7 +46,7 @@ impl Identity {
         let now = Asn1Time::days_from_now(0);
         if now.is_ok_and(|now| *certificate.not_after() < *now) {
             let path = certificates_path.display();
-            tracing::warn!(%path, "the certificate has expired: other sides will refuse it");
+            tracing::warn!(%path, "the certificate has expired: peers will reject it");
         }
         Ok(Self {
             certificate,

@@ -30,7 +30,7 @@ use waybill_ops::{
     ExplainArgs, ExportArgs, ImportArgs, LogArgs, OpsArgs, ReadyArgs, RecordsArgs, RestoreArgs,
     SchemasCommand, ShardsCommand, StoreCommand, TopicsCommand, named_file,
 };
-use waybill_terminal::Written;
+use waybill_terminal::OutputArgs;
 
 pub use reference::Reference;
 pub use schema::FileKind;
@@ -250,7 +250,7 @@ pub enum ConfigCommand {
         no_agents: bool,
         /// The output format.
         #[command(flatten)]
-        written: Written,
+        output: OutputArgs,
     },
     /// Print the effective configuration after all layers, with secrets redacted
     Show,

@@ -59,8 +59,8 @@ pub fn main() -> ExitCode {
         (_, Some(role)) => run(role, &config, &environment),
         (Command::Config { command }, None) => match command {
             ConfigCommand::Show => show(&config),
-            ConfigCommand::Check { written, .. } => match command.role() {
-                Ok(role) => exit_code(check_configuration(role, *written, &config)),
+            ConfigCommand::Check { output, .. } => match command.role() {
+                Ok(role) => exit_code(check_configuration(role, *output, &config)),
                 Err(error) => report(REFUSED, &error),
             },
         },

@@ -72,8 +72,8 @@ pub(crate) enum RunError {
     #[error(transparent)]
     Unmocked(#[from] Unmocked),
     /// The operation never ends.
-    #[error("the operation does not come to rest after {EVENTS_MAX} events")]
-    Endless,
+    #[error("the operation is still in progress after {EVENTS_MAX} events")]
+    StillInProgress,
     /// The engine wrote no row.
     #[error("the engine created no operation")]
     Nothing,
@@ -213,7 +213,7 @@ impl<'a> Run<'a> {
                 self.engine.apply(Event::Tick, self.now);
             }
         }
-        Err(RunError::Endless)
+        Err(RunError::StillInProgress)
     }
 
     /// Performs the engine's commands until it has none.
@@ -318,7 +318,7 @@ impl<'a> Run<'a> {
         let case = self.case;
         let verb = &case.verbs[index];
         match verb_of(verb, &self.setting.workflow) {
-            ForEngine::Amendment(amendment) => {
+            EngineVerb::Amendment(amendment) => {
                 self.request(OperationRequest::Amend(AmendRequest {
                     id: verb_id(index),
                     operation: operation_of(case),
@@ -330,7 +330,7 @@ impl<'a> Run<'a> {
                     requested_at: self.now,
                 }));
             }
-            ForEngine::Recovery(verb) => self.recover(Box::new(Recovery {
+            EngineVerb::Recovery(verb) => self.recover(Box::new(Recovery {
                 id: verb_id(index),
                 operation: operation_of(case),
                 asked_by: "operator".to_owned(),
@@ -391,29 +391,29 @@ impl<'a> Run<'a> {
 }
 
 /// A verb as the engine takes it.
-enum ForEngine {
+enum EngineVerb {
     Amendment(Amendment),
     Recovery(RecoveryVerb),
 }
 
-fn verb_of(verb: &Verb, workflow: &Workflow) -> ForEngine {
+fn verb_of(verb: &Verb, workflow: &Workflow) -> EngineVerb {
     let step = || verb.step.as_ref().map(|step| step.value.clone());
     match verb.verb.value {
-        VerbName::Cancel => ForEngine::Amendment(Amendment::Cancel {
+        VerbName::Cancel => EngineVerb::Amendment(Amendment::Cancel {
             workflow: workflow.name().to_string(),
         }),
         VerbName::Reschedule => {
             let fields = serde_json::Value::Object(verb.fields.clone().unwrap_or_default());
-            ForEngine::Amendment(Amendment::Reschedule {
+            EngineVerb::Amendment(Amendment::Reschedule {
                 fields: fields.to_string().into_bytes(),
                 deadline: None,
             })
         }
-        VerbName::Resubmit => ForEngine::Recovery(RecoveryVerb::Resubmit),
-        VerbName::Compensate => ForEngine::Recovery(RecoveryVerb::Compensate { seen: None }),
-        VerbName::Abandon => ForEngine::Recovery(RecoveryVerb::Abandon),
-        VerbName::RetryCompensation => ForEngine::Recovery(RecoveryVerb::RetryCompensation),
-        VerbName::Undone => ForEngine::Recovery(RecoveryVerb::Undone {
+        VerbName::Resubmit => EngineVerb::Recovery(RecoveryVerb::Resubmit),
+        VerbName::Compensate => EngineVerb::Recovery(RecoveryVerb::Compensate { seen: None }),
+        VerbName::Abandon => EngineVerb::Recovery(RecoveryVerb::Abandon),
+        VerbName::RetryCompensation => EngineVerb::Recovery(RecoveryVerb::RetryCompensation),
+        VerbName::Undone => EngineVerb::Recovery(RecoveryVerb::Undone {
             step: step().unwrap_or_default(),
         }),
     }

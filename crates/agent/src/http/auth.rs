@@ -215,7 +215,7 @@ impl Auth {
     /// # Errors
     ///
     /// If there is no access token.
-    pub(super) async fn another(
+    pub(super) async fn replacement(
         &self,
         refused: &Credential,
         until: Instant,

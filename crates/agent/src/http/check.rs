@@ -27,7 +27,7 @@ impl AgentsFile {
     /// If an agent does not support a step, if its requests cannot be loaded, or if two have the
     /// same name.
     pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
-        self.refuse_twins()?;
+        self.check_unique_names()?;
         let agents = self
             .agents
             .iter()

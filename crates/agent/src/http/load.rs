@@ -43,7 +43,7 @@ impl AgentsFile {
     ///
     /// If an agent's settings are invalid, or two agents have the same name.
     pub fn load(&self, variables: &Variables) -> Result<Vec<NamedHandler>, LoadError> {
-        self.refuse_twins()?;
+        self.check_unique_names()?;
         self.agents
             .iter()
             .map(|agent| {
@@ -60,7 +60,7 @@ impl AgentsFile {
     ///
     /// As for [`load`](Self::load).
     pub fn check_settings(&self, variables: &Variables) -> Result<(), LoadError> {
-        self.refuse_twins()?;
+        self.check_unique_names()?;
         self.agents.iter().try_for_each(|agent| {
             let checked = Checked::new(&agent.name, &agent.http, variables);
             checked
@@ -70,11 +70,12 @@ impl AgentsFile {
     }
 
     /// Refuses two agents of the same name.
-    pub(super) fn refuse_twins(&self) -> Result<(), LoadError> {
+    pub(super) fn check_unique_names(&self) -> Result<(), LoadError> {
         let mut seen = BTreeSet::new();
         match self.agents.iter().find(|agent| !seen.insert(&agent.name)) {
-            Some(twin) => {
-                Err(LoadError::invalid("name", "two agents have this name").of_agent(&twin.name))
+            Some(repeated) => {
+                Err(LoadError::invalid("name", "two agents have this name")
+                    .of_agent(&repeated.name))
             }
             None => Ok(()),
         }

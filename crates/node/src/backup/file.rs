@@ -35,8 +35,6 @@ pub(super) use writer::Writer;
 
 /// Version 1 was no archive.
 const VERSION: u32 = 2;
-/// How files of version 1 begin.
-const MAGIC_OF_VERSION_1: &[u8] = b"WAYBILLB";
 /// How zstd's frames begin.
 const MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
@@ -68,9 +66,6 @@ pub enum FileError {
     /// It is not a backup.
     #[error("not a Waybill backup")]
     NoBackup,
-    /// It has the format of a program that was never released.
-    #[error("this backup is from an earlier program: restore it with that program")]
-    Earlier,
     /// Its version is not supported.
     #[error("unsupported backup version {0}: this program reads version {VERSION}")]
     Version(u32),

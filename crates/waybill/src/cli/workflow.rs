@@ -14,7 +14,7 @@ use waybill_node::config::Config;
 use waybill_node::workflows::load_workflow;
 use waybill_ops::named_elsewhere;
 use waybill_telemetry::visible::counted;
-use waybill_terminal::Written;
+use waybill_terminal::OutputArgs;
 use waybill_workflow_test::CasesArgs;
 
 use crate::roles::{
@@ -34,7 +34,7 @@ pub enum WorkflowCommand {
         agents: Vec<PathBuf>,
         /// The output format.
         #[command(flatten)]
-        written: Written,
+        output: OutputArgs,
     },
     /// Run cases of a workflow with mocked answers in virtual time, without starting anything
     ///
@@ -50,7 +50,7 @@ pub enum WorkflowCommand {
         cases: CasesArgs,
         /// The output format.
         #[command(flatten)]
-        written: Written,
+        output: OutputArgs,
     },
 }
 
@@ -74,16 +74,16 @@ impl WorkflowCommand {
             Self::Check {
                 file,
                 agents,
-                written,
+                output,
             } => Ok(Findings {
-                text: Self::check(file, agents, *written, config)?,
+                text: Self::check(file, agents, *output, config)?,
                 passed: true,
             }),
             Self::Test {
                 file,
                 agents,
                 cases,
-                written,
+                output,
             } => {
                 let workflows = load_workflow(file)?;
                 let mut offline = BTreeMap::new();
@@ -99,7 +99,7 @@ impl WorkflowCommand {
                 }
                 let report = cases.run(workflows, offline)?;
                 Ok(Findings {
-                    text: written.text(&report)?,
+                    text: output.text(&report)?,
                     passed: report.passed(),
                 })
             }
@@ -110,7 +110,7 @@ impl WorkflowCommand {
     fn check(
         file: &Path,
         agents: &[PathBuf],
-        written: Written,
+        output: OutputArgs,
         config: &Config,
     ) -> anyhow::Result<String> {
         let workflows = load_workflow(file)?;
@@ -143,7 +143,7 @@ impl WorkflowCommand {
             }
             false => (Some(elsewhere), Vec::new()),
         };
-        Ok(written.text(&Verdict {
+        Ok(output.text(&Verdict {
             role: None,
             workflow,
             input: needed,
@@ -163,14 +163,14 @@ impl WorkflowCommand {
 /// run.
 pub fn check_configuration(
     role: Option<Role>,
-    written: Written,
+    output: OutputArgs,
     config: &Config,
 ) -> anyhow::Result<String> {
     let checked = match role {
         Some(role) => check_for(role, config)?,
         None => check_to_run(config)?,
     };
-    Ok(written.text(&Verdict {
+    Ok(output.text(&Verdict {
         role: role.map(Role::name),
         workflow: None,
         input: NeededInputs::new(),

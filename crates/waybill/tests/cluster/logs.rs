@@ -157,7 +157,7 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
 /// Waits until each partition's checkpoint has passed a request, durably.
 async fn done_in_all(cluster: &Cluster, scheduler: &Member) {
     let is_done = async || {
-        let shown = cluster.run(&["shards", "show", "--json"]);
+        let shown = cluster.run(&["shards", "show", "--output", "json"]);
         let shown: Value = serde_json::from_slice(&shown.stdout).expect("shards are shown");
         let shards = shown["shards"].as_array().expect("there are shards");
         let is_done = |shard: &Value| shard["checkpoint"]["requests"].as_i64() > Some(0);

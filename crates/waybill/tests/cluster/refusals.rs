@@ -52,7 +52,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
     scheduler
         .setup
         .eventually("more are announced", async || {
-            let shown = cluster.run(&["shards", "show", "--json"]);
+            let shown = cluster.run(&["shards", "show", "--output", "json"]);
             let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
             shown["generation"].as_u64() > Some(0)
         })

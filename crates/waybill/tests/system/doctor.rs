@@ -165,8 +165,9 @@ async fn doctor_and_verify_do_not_judge_a_process_by_another_configuration() {
     let findings = json_lines(&output);
     let message = findings[0]["message"].as_str().unwrap_or_default();
     let expected = format!(
-        "the configuration here is not that of the process at http://{}: pass its --config, or restart it if its files \
-         have changed (workflows only there: misspelt version 1; workflows only here: drone-delivery version 1)",
+        "this configuration differs from that of the process at http://{}: pass that process's --config, or restart \
+         the process if its files have changed (workflows only there: misspelt version 1; workflows only here: \
+         drone-delivery version 1)",
         setup.address("admin")
     );
     assert_eq!(message, expected);

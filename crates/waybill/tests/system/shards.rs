@@ -40,7 +40,10 @@ async fn shards_are_split_and_merged_under_load() {
                     progress.load(Ordering::Relaxed) >= DELIVERIES * share / 6
                 })
                 .await;
-            let set = shards(&setup, &["set", &per_partition.to_string(), "--json"]);
+            let set = shards(
+                &setup,
+                &["set", &per_partition.to_string(), "--output", "json"],
+            );
             assert_eq!(set["perPartition"], per_partition);
             if is_killed {
                 process.kill();
@@ -122,7 +125,7 @@ async fn waiting_operations_are_handed_over_to_the_next_shards() {
     setup
         .eventually("most wait", async || waiting().await > 200.0)
         .await;
-    let set = shards(&setup, &["set", "2", "--wait", "1m", "--json"]);
+    let set = shards(&setup, &["set", "2", "--wait", "1m", "--output", "json"]);
     assert_eq!(set["perPartition"], 2);
     let owned = set["shards"].as_array().into_iter().flatten();
     assert!(

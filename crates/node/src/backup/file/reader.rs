@@ -11,8 +11,8 @@ use waybill_engine::Timestamp;
 
 use super::writer::{Hashed, hex};
 use super::{
-    Contents, Database, FileError, HEAD, Head, Listed, MAGIC, MAGIC_OF_VERSION_1, MANIFEST,
-    MANIFEST_BYTES_MAX, MEMBERS_MAX, Manifest, Piece, VERSION,
+    Contents, Database, FileError, HEAD, Head, Listed, MAGIC, MANIFEST, MANIFEST_BYTES_MAX,
+    MEMBERS_MAX, Manifest, Piece, VERSION,
 };
 
 const READ_BYTES: usize = 256 << 10;
@@ -92,12 +92,9 @@ impl Reader {
 
 /// Reads the whole file, and compares it with its manifest.
 fn verify(file: &File) -> Result<Contents, FileError> {
-    let mut start = [0; MAGIC_OF_VERSION_1.len()];
+    let mut start = [0; MAGIC.len()];
     let read = read_fully(&mut &*file, &mut start)?;
-    if start == MAGIC_OF_VERSION_1 {
-        return Err(FileError::Earlier);
-    }
-    if read < start.len() || !start.starts_with(MAGIC) {
+    if read < start.len() || start != MAGIC {
         return Err(FileError::NoBackup);
     }
     let mut archive = open_archive(file)?;
