@@ -156,8 +156,8 @@ pub struct InverseConfig {
     pub answers: Vec<AnswerRuleConfig>,
 }
 
-/// The meaning of statuses. For a status in none of the lists: 2xx other than 202 is a success, 202 and
-/// 5xx are unknown, all others permanent. A list that is given replaces its default.
+/// The meaning of statuses. For a status in none of the lists: 2xx other than 202 is a success, 202
+/// and 5xx are unknown, all others permanent. A list that is given replaces its default.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct StatusesConfig {
