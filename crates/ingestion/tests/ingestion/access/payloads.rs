@@ -61,7 +61,7 @@ async fn a_payload_of_an_unknown_workflow_version_is_withheld() {
         (&Value::Null, &Value::Null)
     );
     let why = old["payloadWithheld"].as_str().unwrap();
-    assert!(why.contains("workflow version"), "{why}");
+    assert!(why.contains("version of the workflow"), "{why}");
 
     let (_, known) = setup.get(&format!("{OPERATIONS}/known?tenant=acme")).await;
     assert_eq!(known["input"]["amount"], 12, "without authentication");
