@@ -195,7 +195,7 @@ impl HttpAgent {
         }
         Ok(
             match self.auth.replacement(&credential, call.deadline).await? {
-                Some(another) => self.send(request, Some(&another), call).await,
+                Some(other) => self.send(request, Some(&other), call).await,
                 None => sent,
             },
         )

@@ -21,8 +21,9 @@ use waybill_messages::DEAD_LETTER_BYTES_MAX;
 
 use super::state::State;
 
-/// How many replies and dead letters may wait for their acknowledgement. While it is reached, no
-/// requests are read. A dead letter takes about two kilobytes, its record perhaps a few bytes.
+/// How many replies and dead letters may wait for their acknowledgement. Further ones are kept, and
+/// no more requests are read while many are kept. A dead letter takes about two kilobytes, and its
+/// record perhaps a few bytes.
 const QUEUE_RECORDS_MAX: u32 = 10_000;
 
 /// A record to send.
